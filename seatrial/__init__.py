@@ -1,0 +1,1 @@
+"""Seatrial: what the playbooks and the gates know about serving an LLM."""
