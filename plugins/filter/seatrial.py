@@ -1,0 +1,206 @@
+"""Filters that let playbooks ask the Seatrial library; the logic is in ``seatrial/``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ansible.errors import AnsibleFilterError
+
+# The library of the same checkout, not one that happens to be installed.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from seatrial import ledger, memory, release, spec  # noqa: E402 - after the path is set
+from seatrial.errors import SeatrialError  # noqa: E402
+from seatrial.inventory_check import unknown_variables  # noqa: E402
+
+
+def _plain(value: Any) -> Any:
+    """Unwrap Ansible's lazy containers, whose items code in C would see unrendered."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _told(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give the function plain values, and make an error of ours the sentence that Ansible prints."""
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(
+                *(_plain(value) for value in args),
+                **{name: _plain(value) for name, value in kwargs.items()},
+            )
+        except SeatrialError as error:
+            raise AnsibleFilterError(str(error)) from None
+
+    return wrapper
+
+
+def check(value: Any, path: str, gpu_hosts: list[str]) -> dict[str, Any]:
+    """Return the checked spec in plain types; it must be what the inventory's file says."""
+    found = spec.check(value)
+    if found != spec.load(Path(path)):
+        raise spec.SpecError(
+            f"serving_spec: should come from {path} alone; take it out of the command line (-e) "
+            "and of other inventory files: what runs is what a commit says"
+        )
+    spec.check_hosts(found, list(gpu_hosts))
+    return found.model_dump(by_alias=True, mode="json")
+
+
+def check_inventory(inventory: str, roles: str) -> bool:
+    """Return true if the inventory knows only variables that somebody reads."""
+    problems = unknown_variables(Path(inventory), Path(roles))
+    if problems:
+        raise spec.SpecError("\n".join(problems))
+    return True
+
+
+def digest(value: Any, build: str, templates: str) -> str:
+    """Return the release's name."""
+    return release.release_digest(spec.check(value), build, Path(templates))
+
+
+def plan(value: Any, build: Any, config: Any, weights_bytes: int) -> dict[str, Any]:
+    """Check the spec against the build and the model, and return the memory plan that fits."""
+    found = spec.check(value)
+    spec.check_against_build(found, build)
+    spec.check_against_model(found, config)
+    return memory.plan(found, config, build, weights_bytes=weights_bytes).model_dump(mode="json")
+
+
+def batches(value: Any) -> list[dict[str, list[str]]]:
+    """Return the rollout's batches: cells and hosts."""
+    return [batch._asdict() for batch in spec.batches(spec.check(value))]
+
+
+def cell_facts(value: Any, host: str) -> dict[str, Any]:
+    """Return what a host must know of its place: cell, roles, units, who leads."""
+    found = spec.check(value)
+    name = found.cell_of(host)
+    roles = found.cells[name].roles_of(host)
+    return {
+        "name": name,
+        "roles": roles,
+        "units": [release.UNITS[role] for role in roles],
+        "hosts": found.cells[name].hosts(),
+        "is_leader": found.cells[name].hosts()[0] == host,
+    }
+
+
+def moves(value: Any, wanted: str, status: dict[str, Any]) -> dict[str, Any]:
+    """Return the hosts that have to move, batch by batch, and the cells they make.
+
+    A cell is left alone when each of its hosts runs the wanted release, confirmed and promoted.
+    """
+    cells, hosts, sizes = [], [], []
+    for batch in spec.batches(spec.check(value)):
+        moving = [
+            cell for cell in batch.cells if not _is_settled(value["cells"][cell], wanted, status)
+        ]
+        in_batch = [host for cell in moving for host in spec.check(value).cells[cell].hosts()]
+        if moving:
+            cells += moving
+            hosts += in_batch
+            sizes.append(len(in_batch))
+    return {"cells": cells, "hosts": hosts, "sizes": sizes}
+
+
+def _is_settled(cell: Any, wanted: str, status: dict[str, Any]) -> bool:
+    hosts = [status[host] for host in spec.Cell.model_validate(cell).hosts()]
+    return all(
+        host["current"] == host["last_good"] == wanted and host["active"] and not host["pending"]
+        for host in hosts
+    )
+
+
+def cell_file(
+    value: Any,
+    host: str,
+    *,
+    releases: dict[str, Any],
+    addresses: dict[str, str],
+    select: list[str],
+    plan: Any,
+    prometheus_url: str,
+    ssh_config: str,
+) -> dict[str, Any]:
+    """Return the content of the cell file for the cell of ``host``."""
+    found = spec.check(value)
+    name = found.cell_of(host)
+    members = found.cells[name]
+    servers = [
+        {
+            "role": role,
+            "host": member,
+            "address": addresses[member],
+            "url": f"http://{addresses[member]}:{found.server(role).port}",
+            "unit": release.UNITS[role],
+        }
+        for member in members.hosts()
+        for role in members.roles_of(member)
+    ]
+    merged = dict(releases[members.hosts()[0]])
+    for key in ("servers", "units"):
+        merged[key] = {k: v for one in releases.values() for k, v in one.get(key, {}).items()}
+    judged = found.model_dump(by_alias=True, mode="json")
+    judged["gates"]["select"] = list(select)
+    return {
+        "schema": 1,
+        "name": name,
+        "router_url": router_url(value, name, addresses),
+        "servers": servers,
+        "prometheus_url": prometheus_url,
+        "release": merged,
+        "spec": judged,
+        "plan": plan,
+        "thresholds": found.gates.thresholds,
+        "ssh_config": ssh_config or None,
+    }
+
+
+def router_url(value: Any, cell: str, addresses: dict[str, str]) -> str:
+    """Return where the cell's router answers."""
+    found = spec.check(value)
+    return f"http://{addresses[found.cells[cell].router]}:{found.roles.router.port}"
+
+
+def release_json(files: Any, value: Any, **facts: Any) -> str:
+    """Return the text of release.json for one host's rendered files."""
+    return release.describe(spec.check(value), files, **facts)
+
+
+def rollout_summary(path: str, rollout: str) -> str:
+    """Return the human summary of a rollout."""
+    return ledger.summary(ledger.read(Path(path), rollout))
+
+
+class FilterModule:
+    """What Ansible looks for."""
+
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        """Return the filters by the names that playbooks use."""
+        return {
+            "seatrial_check": _told(check),
+            "seatrial_spec": _told(lambda value: spec.check(value).model_dump(by_alias=True, mode="json")),
+            "seatrial_check_inventory": _told(check_inventory),
+            "seatrial_commit": _told(lambda path: release.commit_of(Path(path))),
+            "seatrial_release_digest": _told(digest),
+            "seatrial_plan": _told(plan),
+            "seatrial_override": _told(lambda value: spec.check(value).override()),
+            "seatrial_batches": _told(batches),
+            "seatrial_cell": _told(cell_facts),
+            "seatrial_moves": _told(moves),
+            "seatrial_cell_file": _told(cell_file),
+            "seatrial_router_url": _told(router_url),
+            "seatrial_changes": _told(release.changes),
+            "seatrial_flags": _told(release.flag_words),
+            "seatrial_quote": _told(release.systemd_quote),
+            "seatrial_release_json": _told(release_json),
+            "seatrial_summary": _told(rollout_summary),
+        }

@@ -1,0 +1,138 @@
+#!/usr/bin/python
+"""Lay a release down as a folder: all of it, checked, or nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+
+DOCUMENTATION = r"""
+module: release_tree
+short_description: Lay a release down as a read-only folder, all of it, checked, or nothing
+description:
+  - Writes the files into a temporary folder beside the destination, runs the checks on it, and
+    renames it into place, so that a release is either whole or absent.
+  - A release that is there already is compared file by file; an edited file is put back.
+options:
+  path:
+    description: The folder of the release.
+    type: path
+    required: true
+  files:
+    description: Content by relative path.
+    type: dict
+    required: true
+  links:
+    description: Targets of symbolic links by relative path.
+    type: dict
+    default: {}
+  named_only:
+    description: Files that say where the release came from; a difference in them is no change.
+    type: list
+    elements: str
+    default: []
+  checks:
+    description: Commands (lists of words) to run before the rename; C({}) is the temporary folder.
+    type: list
+    elements: list
+    default: []
+author: Seatrial
+"""
+
+EXAMPLES = r"""
+- name: Lay the release down
+  release_tree:
+    path: /opt/seatrial/releases/0123456789abcdef
+    files: {units/sglang-prefill.service: "[Unit]..."}
+    links: {build: ../../builds/fedcba9876543210}
+    checks: [[systemd-analyze, verify, "{}/units/sglang-prefill.service"]]
+"""
+
+RETURN = r"""
+edited:
+  description: Files of a release that was there already whose content had been changed by hand.
+  returned: always
+  type: list
+"""
+
+
+def write(folder: Path, files: dict[str, str], links: dict[str, str]) -> None:
+    """Fill the folder; files are for everybody to read and nobody to write."""
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.chmod(0o755)
+        path.write_text(content)
+        path.chmod(0o444)
+    for name, target in links.items():
+        (folder / name).symlink_to(target)
+    folder.chmod(0o755)
+
+
+def replace(path: Path, content: str) -> None:
+    """Put the right content back in one step."""
+    fresh = path.with_name(f".{path.name}.new")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh.write_text(content)
+    fresh.chmod(0o444)
+    fresh.rename(path)
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec={
+            "path": {"type": "path", "required": True},
+            "files": {"type": "dict", "required": True},
+            "links": {"type": "dict", "default": {}},
+            "named_only": {"type": "list", "elements": "str", "default": []},
+            "checks": {"type": "list", "elements": "list", "default": []},
+        },
+        supports_check_mode=True,
+    )
+    given = module.params
+    target = Path(given["path"])
+    files = {name: str(content) for name, content in given["files"].items()}
+    before = {
+        name: (target / name).read_text(errors="replace") if (target / name).is_file() else ""
+        for name in files
+    }
+    watched = [name for name in files if name not in given["named_only"]]
+    edited = [name for name in watched if before[name] != files[name]]
+    diff = [
+        {"before_header": name, "after_header": name, "before": before[name], "after": files[name]}
+        for name in edited
+    ]
+    if module.check_mode or not edited:
+        module.exit_json(changed=bool(edited), edited=edited, diff=diff)
+    if target.is_dir():
+        for name in edited:
+            replace(target / name, files[name])
+        module.exit_json(changed=True, edited=edited, diff=diff)
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        write(fresh, files, given["links"])
+        for check in given["checks"]:
+            words = [str(word).replace("{}", str(fresh)) for word in check]
+            done = subprocess.run(words, capture_output=True, text=True, check=False)
+            if done.returncode or done.stderr.strip():
+                said = (done.stderr.strip() or done.stdout.strip())[-3000:]
+                module.fail_json(
+                    msg=f"release {target.name} is refused, nothing was changed: {words[0]}: {said}"
+                )
+        os.sync()
+        fresh.rename(target)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    module.exit_json(changed=True, edited=[], diff=diff)
+
+
+if __name__ == "__main__":
+    main()

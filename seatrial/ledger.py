@@ -1,0 +1,160 @@
+"""The ledger: the append-only record of rollouts, one JSON line per event, synced as it happens."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from seatrial.errors import SeatrialError
+
+OUTCOMES = ("promoted", "reverted", "refused", "unchanged", "failed")
+
+
+class LedgerError(SeatrialError):
+    """The ledger cannot be read or written."""
+
+
+class Event(BaseModel):
+    """One line. ``event`` says what the other fields mean.
+
+    ``begin`` opens a rollout (data: commit, release, previous, who); ``phase`` says that a cell
+    entered a phase (or the fleet, where ``cell`` is empty); ``gates`` carries a cell's verdicts
+    (data: the gate report); ``end`` closes it (data: outcome, reason, next).
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    schema_: Annotated[Literal[1], Field(alias="schema")] = 1
+    time: datetime
+    rollout: Annotated[str, Field(min_length=1)]
+    event: Literal["begin", "phase", "gates", "end"]
+    cell: str = ""
+    phase: str = ""
+    data: dict[str, Any] = {}
+
+
+class Phase(BaseModel):
+    """A phase of a rollout and how long it took, in seconds."""
+
+    cell: str
+    name: str
+    seconds: float
+
+
+def append(path: Path, event: Event) -> None:
+    """Add one line and sync it to the disk, and the folder too when the file is new.
+
+    A line that a power loss tore in half is closed with a newline first, so that it spoils nothing.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    is_new = not path.exists()
+    line = json.dumps(event.model_dump(by_alias=True, mode="json"), sort_keys=True) + "\n"
+    with path.open("ab+") as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                line = "\n" + line
+        file.write(line.encode())
+        file.flush()
+        os.fsync(file.fileno())
+    if is_new:
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def now() -> datetime:
+    """Return the present moment in UTC."""
+    return datetime.now(UTC)
+
+
+def read(path: Path, rollout: str = "") -> list[Event]:
+    """Return the whole events of a ledger, oldest first; of one ``rollout`` if it is named.
+
+    A torn line (power loss) is left out.
+    """
+    return list(_events(path, rollout)) if path.exists() else []
+
+
+def _events(path: Path, rollout: str) -> Iterator[Event]:
+    for line in path.read_text(errors="replace").splitlines():
+        try:
+            event = Event.model_validate_json(line)
+        except ValidationError:
+            continue
+        if not rollout or event.rollout == rollout:
+            yield event
+
+
+def phases(events: list[Event]) -> list[Phase]:
+    """Return the phases in order; each lasts until the same cell's next one, or the end."""
+    marks = [event for event in events if event.event in ("phase", "end")]
+    result = []
+    for index, mark in enumerate(marks):
+        if mark.event != "phase":
+            continue
+        later = (
+            event.time
+            for event in marks[index + 1 :]
+            if event.cell == mark.cell or not event.cell or not mark.cell
+        )
+        end = next(later, mark.time)
+        seconds = (end - mark.time).total_seconds()
+        result.append(Phase(cell=mark.cell, name=mark.phase, seconds=seconds))
+    return result
+
+
+def outages(events: list[Event]) -> dict[str, float]:
+    """Return for how many seconds each cell's entry was closed, from ``drain`` to ``open``."""
+    closed: dict[str, datetime] = {}
+    total: dict[str, float] = {}
+    for event in events:
+        if event.event != "phase":
+            continue
+        if event.phase == "drain":
+            closed.setdefault(event.cell, event.time)
+        elif event.phase == "open" and event.cell in closed:
+            seconds = (event.time - closed.pop(event.cell)).total_seconds()
+            total[event.cell] = total.get(event.cell, 0.0) + seconds
+    for cell, since in closed.items():
+        end = events[-1].time
+        total[cell] = total.get(cell, 0.0) + (end - since).total_seconds()
+    return total
+
+
+def summary(events: list[Event]) -> str:
+    """Return what a person wants to know of one rollout, in at most 100 columns."""
+    if not events:
+        raise LedgerError("the ledger has no such rollout; look at the names in the ledger file")
+    begin = next((event for event in events if event.event == "begin"), events[0])
+    end = next((event for event in reversed(events) if event.event == "end"), None)
+    outcome = end.data.get("outcome", "?") if end else "unfinished"
+    total = (events[-1].time - events[0].time).total_seconds()
+    lines = [
+        f"rollout   {begin.rollout}: {outcome.upper()} in {total:.0f} s",
+        f"commit    {begin.data.get('commit', '?')[:12]}  release {begin.data.get('release', '?')}"
+        f"  was {begin.data.get('previous') or 'nothing'}",
+        "",
+        "phase".ljust(34) + "seconds",
+    ]
+    for phase in phases(events):
+        where = f"{phase.cell}: " if phase.cell else ""
+        lines.append(f"{(where + phase.name)[:32]:<34}{phase.seconds:7.1f}")
+    closed = outages(events)
+    if closed:
+        lines += ["", "cell".ljust(34) + "entry closed, seconds"]
+        lines += [f"{cell:<34}{seconds:7.1f}" for cell, seconds in closed.items()]
+    for event in events:
+        if event.event == "gates":
+            lines += ["", *event.data.get("lines", [])]
+    if end and end.data.get("reason"):
+        lines += ["", end.data["reason"]]
+    return "\n".join(lines)

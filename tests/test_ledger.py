@@ -1,0 +1,80 @@
+"""The ledger loses nothing that was written, and tells a rollout in words."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from seatrial import ledger
+from seatrial.ledger import Event, LedgerError
+
+START = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
+
+
+def event(second: float, kind: Literal["begin", "phase", "gates", "end"], **fields: Any) -> Event:
+    """Return an event ``second`` seconds after the start."""
+    return Event(time=START + timedelta(seconds=second), rollout="r1", event=kind, **fields)
+
+
+STORY = [
+    event(0, "begin", data={"commit": "c" * 40, "release": "new", "previous": "old"}),
+    event(1, "phase", cell="one", phase="drain"),
+    event(3, "phase", cell="one", phase="activate"),
+    event(40, "phase", cell="one", phase="gate"),
+    event(70, "gates", cell="one", data={"lines": ["window_a FAIL 0 of 3"]}),
+    event(71, "phase", cell="one", phase="revert"),
+    event(101, "phase", cell="one", phase="open"),
+    event(102, "end", data={"outcome": "reverted", "reason": "gate window_a is FAIL"}),
+]
+
+
+def test_what_was_written_is_read_back(tmp_path: Path) -> None:
+    """Line by line, in order."""
+    path = tmp_path / "state" / "ledger.jsonl"
+    for one in STORY:
+        ledger.append(path, one)
+    assert ledger.read(path) == STORY
+    assert ledger.read(path, "other") == []
+
+
+def test_a_torn_line_spoils_neither_what_is_before_nor_what_comes_after(tmp_path: Path) -> None:
+    """Power can go in the middle of a line."""
+    path = tmp_path / "ledger.jsonl"
+    ledger.append(path, STORY[0])
+    with path.open("a") as file:
+        file.write('{"schema": 1, "time": "2026')
+    ledger.append(path, STORY[1])
+    assert ledger.read(path) == STORY[:2]
+
+
+def test_the_outage_is_the_time_from_drain_to_open() -> None:
+    """Whatever happened in between."""
+    assert ledger.outages(STORY) == {"one": 100.0}
+
+
+def test_a_cell_that_never_opened_is_out_until_the_end() -> None:
+    """A closed entry counts, also when nobody opened it."""
+    assert ledger.outages([*STORY[:6], STORY[7]]) == {"one": 101.0}
+
+
+def test_each_phase_lasts_until_the_next() -> None:
+    """The last one until the rollout ends."""
+    seconds = {phase.name: phase.seconds for phase in ledger.phases(STORY)}
+    assert seconds == {"drain": 2, "activate": 37, "gate": 31, "revert": 30, "open": 1}
+
+
+def test_the_summary_says_outcome_phases_gates_and_reason() -> None:
+    """In words that fit a terminal."""
+    text = ledger.summary(STORY)
+    for words in ("REVERTED in 102 s", "one: activate", "window_a FAIL 0 of 3", "gate window_a is"):
+        assert words in text
+    assert max(len(line) for line in text.splitlines()) <= 100
+
+
+def test_an_unknown_rollout_is_an_error() -> None:
+    """Not an empty summary."""
+    with pytest.raises(LedgerError):
+        ledger.summary([])
