@@ -1,0 +1,213 @@
+"""The rehearsal: a real rollout on test hosts of this machine, and what a bad merge comes to.
+
+``make rehearsal [SCENARIO=bad-topk] [KEEP=1]`` runs this. It clones the work tree, boots the hosts,
+and types what people type: ``ansible-playbook``. A scenario is one more commit, and one more deploy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import yaml
+
+HERE = Path(__file__).resolve().parent
+SOURCE = HERE.parent
+sys.path.insert(0, str(SOURCE))
+
+from seatrial import ledger  # noqa: E402 - the library of this checkout
+
+HOSTS = HERE / "hosts.sh"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "seatrial"
+STATE = Path("/var/lib/seatrial-rehearsal")
+WORK = CACHE / "rehearsal"
+REPOSITORY = WORK / "repository"
+API_KEY_FILE = WORK / "api_key"
+LEDGER = Path.home() / ".local/state/seatrial/rehearsal/ledger.jsonl"
+SPEC = Path("inventory/rehearsal/group_vars/all/serving_spec.yml")
+ENTRY = "http://10.77.0.10:8080"
+IDENTITY = ("-c", "user.name=Rehearsal", "-c", "user.email=rehearsal@localhost")
+
+
+def main() -> int:
+    """Boot, deploy, merge what the scenario says, deploy again, tell, and clean up."""
+    given = parse()
+    scenario = scenarios()[given.scenario] if given.scenario else None
+    started = time.monotonic()
+    status = 1
+    try:
+        say("clone the work tree")
+        clone(SOURCE, REPOSITORY)
+        say("boot the hosts and roll the release out (ansible-playbook playbooks/rehearse.yml)")
+        status = ansible("playbooks/rehearse.yml", "-e", f"rehearse_api_key_file={API_KEY_FILE}")
+        if status == 0:
+            say("ask the entry for an answer")
+            status = ask_the_entry()
+        if status == 0 and scenario:
+            say(f"merge: {scenario['merge']} ({edit_of(scenario)}); expected: {scenario['expect']}")
+            commit(REPOSITORY, scenario["merge"], scenario["edit"])
+            say("roll it out (ansible-playbook deploy.yml)")
+            status = ansible("deploy.yml")
+            say("ask the entry for an answer")
+            status = status or 3
+            ask_the_entry()
+    finally:
+        tell(status, time.monotonic() - started)
+        if given.keep:
+            print(how_to_look_around())
+        else:
+            say("take the hosts down")
+            subprocess.run([HOSTS, "down"], check=False)
+    return status
+
+
+def parse() -> argparse.Namespace:
+    """Read the command line; hold the lock that lets one rehearsal run on this machine."""
+    parser = argparse.ArgumentParser(description="A real rollout on test hosts of this machine.")
+    parser.add_argument("--scenario", choices=[*scenarios()], help="a bad merge to try afterwards")
+    parser.add_argument("--keep", action="store_true", help="leave the hosts up")
+    parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if not given.alone:
+        os.execv(HOSTS, [str(HOSTS), "alone", sys.executable, *sys.argv, "--alone"])
+    return given
+
+
+def scenarios() -> dict[str, Mapping[str, object]]:
+    """Return the bad merges by name."""
+    found: dict[str, Mapping[str, object]] = yaml.safe_load((HERE / "scenarios.yml").read_text())
+    return found
+
+
+def clone(source: Path, target: Path) -> None:
+    """Make ``target`` a clone of the checkout; what is not committed there becomes a commit here.
+
+    A release is named by a commit, so a rehearsal of unfinished work needs one too.
+    """
+    subprocess.run(["rm", "-rf", target], check=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    git("clone", "--quiet", source, target)
+    listed = git("-C", source, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    names = [name for name in listed.split("\0") if name]
+    present = [name for name in names if (source / name).is_file()]
+    copy = subprocess.run(
+        ["tar", "-C", source, "-cf", "-", "--null", "-T", "-"],
+        input="\0".join(present).encode(),
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    for name in git("-C", target, "ls-files", "-z").split("\0"):
+        if name and name not in present:
+            (target / name).unlink()
+    subprocess.run(["tar", "-C", target, "-xf", "-"], input=copy.stdout, check=True)
+    git("-C", target, "add", "-A")
+    if git("-C", target, "status", "--porcelain"):
+        git("-C", target, *IDENTITY, "commit", "--quiet", "-m", "Snapshot of uncommitted changes")
+
+
+def commit(repository: Path, message: str, edit: object) -> None:
+    """Change single values of the serving spec, keeping its comments, and commit."""
+    path = repository / SPEC
+    text = path.read_text()
+    assert isinstance(edit, Mapping)
+    for key, value in edit.items():
+        text, count = re.subn(rf"(?m)^(  {key}: )\S+", rf"\g<1>{value}", text)
+        if count != 1:
+            raise SystemExit(f"{SPEC}: should have one line '  {key}: ...', has {count}")
+    path.write_text(text)
+    git("-C", repository, *IDENTITY, "commit", "--quiet", "-a", "-m", message)
+
+
+def ansible(playbook: str, *words: str) -> int:
+    """Run a playbook of the clone as people do, and return its exit status."""
+    program = Path(sys.executable).with_name("ansible-playbook")
+    environment = {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}"}
+    command = [program, "-i", "inventory/rehearsal", playbook, *words]
+    return subprocess.run(command, cwd=REPOSITORY, env=environment, check=False).returncode
+
+
+def ask_the_entry() -> int:
+    """Send one plain request through the entry, as a user would; print what came back."""
+    body = '{"model": "rehearsal", "messages": [{"role": "user", "content": "The secret code is'
+    body += ' HELLO-7. What is the secret code?"}], "max_tokens": 16, "temperature": 0}'
+    done = subprocess.run(
+        [
+            *(HOSTS, "in", "curl", "--silent", "--show-error", "--fail-with-body", "--max-time", "60"),
+            *("--header", f"Authorization: Bearer {API_KEY_FILE.read_text().strip()}"),
+            *("--header", "Content-Type: application/json", "--data", body),
+            f"{ENTRY}/v1/chat/completions",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    answer = re.search(r'"content":\s*"([^"]*)"', done.stdout)
+    print(f"    {answer.group(1) if answer else done.stdout + done.stderr}")
+    return done.returncode
+
+
+def tell(status: int, seconds: float) -> None:
+    """Print what a person wants to know at the end."""
+    events = ledger.read(LEDGER)
+    if events:
+        print("\n" + ledger.summary(ledger.read(LEDGER, events[-1].rollout)))
+    waited = sum(
+        phase.seconds for phase in ledger.phases(events[-200:]) if phase.name in ("activate", "gate")
+    )
+    del waited
+    print(f"\nrehearsal: exit status {status} after {seconds:.0f} s\n")
+
+
+def how_to_look_around() -> str:
+    """Return lines to type while the hosts stay up."""
+    key = f'"Authorization: Bearer $(cat {API_KEY_FILE})"'
+    question = '{"model": "rehearsal", "messages": [{"role": "user", "content": "Hello?"}]}'
+    return f"""
+The hosts are up. Things to try (rehearsal/hosts.sh in ... runs a command in their network):
+
+  rehearsal/hosts.sh in curl -H {key} \\
+    -H 'Content-Type: application/json' -d '{question}' {ENTRY}/v1/chat/completions
+  rehearsal/hosts.sh ssh gpu-a journalctl -u sglang-prefill -n 20
+  rehearsal/hosts.sh ssh gpu-a /opt/seatrial/bin/seatrial-host status
+  cd {REPOSITORY} && ansible-playbook -i inventory/rehearsal playbooks/gate.yml
+  cd {REPOSITORY} && ansible-playbook -i inventory/rehearsal rollback.yml
+  rehearsal/hosts.sh in .venv/bin/fab --list
+  rehearsal/hosts.sh down
+"""
+
+
+def edit_of(scenario: Mapping[str, object]) -> str:
+    """Name the edit of a scenario in words."""
+    edit = scenario["edit"]
+    assert isinstance(edit, Mapping)
+    return ", ".join(f"{key}: {value}" for key, value in edit.items())
+
+
+def git(*words: object) -> str:
+    """Run git and return what it prints."""
+    done = subprocess.run(
+        ["git", *(str(word) for word in words)], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"git {words[0]}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def say(words: str) -> None:
+    """Print a step of the story."""
+    print(f"\n=== {words}", flush=True)
+
+
+if __name__ == "__main__":
+    WORK.mkdir(parents=True, exist_ok=True)
+    if not API_KEY_FILE.exists():
+        API_KEY_FILE.touch(mode=0o600)
+        API_KEY_FILE.write_text(secrets.token_urlsafe(24) + "\n")
+    sys.exit(main())
