@@ -14,7 +14,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
 import yaml
 
@@ -33,7 +35,17 @@ API_KEY_FILE = WORK / "api_key"
 LEDGER = Path.home() / ".local/state/seatrial/rehearsal/ledger.jsonl"
 SPEC = Path("inventory/rehearsal/group_vars/all/serving_spec.yml")
 ENTRY = "http://10.77.0.10:8080"
+# The phases of a rollout that wait for SGLang, and not for Ansible.
+WAITING = {"engines starting": ("activate", "revert"), "gates": ("gate", "answers")}
 IDENTITY = ("-c", "user.name=Rehearsal", "-c", "user.email=rehearsal@localhost")
+
+
+class Play(NamedTuple):
+    """A run of a playbook, and when it was."""
+
+    playbook: str
+    begin: datetime
+    end: datetime
 
 
 def main() -> int:
@@ -41,12 +53,14 @@ def main() -> int:
     given = parse()
     scenario = scenarios()[given.scenario] if given.scenario else None
     started = time.monotonic()
+    plays: list[Play] = []
     status = 1
     try:
         say("clone the work tree")
         clone(SOURCE, REPOSITORY)
+        subprocess.run([HOSTS, "down"], check=True)  # what an earlier rehearsal kept
         say("boot the hosts and roll the release out (ansible-playbook playbooks/rehearse.yml)")
-        status = ansible("playbooks/rehearse.yml", "-e", f"rehearse_api_key_file={API_KEY_FILE}")
+        status = ansible(plays, "playbooks/rehearse.yml", "-e", f"rehearse_api_key_file={API_KEY_FILE}")
         if status == 0:
             say("ask the entry for an answer")
             status = ask_the_entry()
@@ -54,12 +68,12 @@ def main() -> int:
             say(f"merge: {scenario['merge']} ({edit_of(scenario)}); expected: {scenario['expect']}")
             commit(REPOSITORY, scenario["merge"], scenario["edit"])
             say("roll it out (ansible-playbook deploy.yml)")
-            status = ansible("deploy.yml")
+            status = ansible(plays, "deploy.yml")
             say("ask the entry for an answer")
             status = status or 3
             ask_the_entry()
     finally:
-        tell(status, time.monotonic() - started)
+        tell(status, plays, time.monotonic() - started)
         if given.keep:
             print(how_to_look_around())
         else:
@@ -125,12 +139,15 @@ def commit(repository: Path, message: str, edit: object) -> None:
     git("-C", repository, *IDENTITY, "commit", "--quiet", "-a", "-m", message)
 
 
-def ansible(playbook: str, *words: str) -> int:
-    """Run a playbook of the clone as people do, and return its exit status."""
+def ansible(plays: list[Play], playbook: str, *words: str) -> int:
+    """Run a playbook of the clone as people do, note its times, and return its exit status."""
+    begin = ledger.now()
     program = Path(sys.executable).with_name("ansible-playbook")
     environment = {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}"}
     command = [program, "-i", "inventory/rehearsal", playbook, *words]
-    return subprocess.run(command, cwd=REPOSITORY, env=environment, check=False).returncode
+    status = subprocess.run(command, cwd=REPOSITORY, env=environment, check=False).returncode
+    plays.append(Play(playbook, begin, ledger.now()))
+    return status
 
 
 def ask_the_entry() -> int:
@@ -153,16 +170,25 @@ def ask_the_entry() -> int:
     return done.returncode
 
 
-def tell(status: int, seconds: float) -> None:
-    """Print what a person wants to know at the end."""
+def tell(status: int, plays: list[Play], seconds: float) -> None:
+    """Print what a person wants to know at the end: the last rollout, and where the time went."""
     events = ledger.read(LEDGER)
-    if events:
-        print("\n" + ledger.summary(ledger.read(LEDGER, events[-1].rollout)))
-    waited = sum(
-        phase.seconds for phase in ledger.phases(events[-200:]) if phase.name in ("activate", "gate")
-    )
-    del waited
-    print(f"\nrehearsal: exit status {status} after {seconds:.0f} s\n")
+    for one in plays:
+        rollouts = dict.fromkeys(e.rollout for e in events if one.begin <= e.time <= one.end)
+        for rollout in rollouts:
+            print("\n" + ledger.summary(ledger.read(LEDGER, rollout)))
+    print()
+    for one in plays:
+        phases = ledger.phases([e for e in events if one.begin <= e.time <= one.end])
+        waited = {
+            name: sum(phase.seconds for phase in phases if phase.name in names)
+            for name, names in WAITING.items()
+        }
+        total = (one.end - one.begin).total_seconds()
+        shares = "".join(f", {name} {spent:.0f} s" for name, spent in waited.items() if spent)
+        rest = total - sum(waited.values())
+        print(f"{one.playbook}: {total:.0f} s{shares}, all else {rest:.0f} s")
+    print(f"rehearsal: exit status {status} after {seconds:.0f} s\n")
 
 
 def how_to_look_around() -> str:

@@ -66,12 +66,12 @@ def digest(value: Any, build: str, templates: str) -> str:
     return release.release_digest(spec.check(value), build, Path(templates))
 
 
-def plan(value: Any, build: Any, config: Any, weights_bytes: int) -> dict[str, Any]:
+def plan(value: Any, build: Any, config: Any) -> dict[str, Any]:
     """Check the spec against the build and the model, and return the memory plan that fits."""
     found = spec.check(value)
     spec.check_against_build(found, build)
     spec.check_against_model(found, config)
-    return memory.plan(found, config, build, weights_bytes=weights_bytes).model_dump(mode="json")
+    return memory.plan(found, config, build).model_dump(mode="json")
 
 
 def batches(value: Any) -> list[dict[str, list[str]]]:
@@ -90,6 +90,13 @@ def cell_facts(value: Any, host: str) -> dict[str, Any]:
         "units": [release.UNITS[role] for role in roles],
         "hosts": found.cells[name].hosts(),
         "is_leader": found.cells[name].hosts()[0] == host,
+        "gpus": [gpu for role in roles for gpu in getattr(found.server(role), "gpus", [])],
+        "ports": [
+            port
+            for role in roles
+            for key in ("port", "bootstrap_port", "metrics_port")
+            if (port := getattr(found.server(role), key, None))
+        ],
     }
 
 

@@ -37,10 +37,22 @@ options:
     elements: str
     default: []
   checks:
-    description: Commands (lists of words) to run before the rename; C({}) is the temporary folder.
+    description:
+      - Commands to run before the rename; C({}) in their words is the temporary folder.
+      - With C(silent), a command that writes to stderr refuses too.
     type: list
-    elements: list
+    elements: dict
     default: []
+    suboptions:
+      argv:
+        description: The words of the command.
+        type: list
+        elements: str
+        required: true
+      silent:
+        description: Whether a word on stderr refuses the release.
+        type: bool
+        default: false
 author: Seatrial
 """
 
@@ -50,7 +62,9 @@ EXAMPLES = r"""
     path: /opt/seatrial/releases/0123456789abcdef
     files: {units/sglang-prefill.service: "[Unit]..."}
     links: {build: ../../builds/fedcba9876543210}
-    checks: [[systemd-analyze, verify, "{}/units/sglang-prefill.service"]]
+    checks:
+      - argv: [systemd-analyze, verify, "{}/units/sglang-prefill.service"]
+        silent: true
 """
 
 RETURN = r"""
@@ -91,7 +105,15 @@ def main() -> None:
             "files": {"type": "dict", "required": True},
             "links": {"type": "dict", "default": {}},
             "named_only": {"type": "list", "elements": "str", "default": []},
-            "checks": {"type": "list", "elements": "list", "default": []},
+            "checks": {
+                "type": "list",
+                "elements": "dict",
+                "default": [],
+                "options": {
+                    "argv": {"type": "list", "elements": "str", "required": True},
+                    "silent": {"type": "bool", "default": False},
+                },
+            },
         },
         supports_check_mode=True,
     )
@@ -120,12 +142,12 @@ def main() -> None:
     try:
         write(fresh, files, given["links"])
         for check in given["checks"]:
-            words = [str(word).replace("{}", str(fresh)) for word in check]
+            words = [word.replace("{}", str(fresh)) for word in check["argv"]]
             done = subprocess.run(words, capture_output=True, text=True, check=False)
-            if done.returncode or done.stderr.strip():
-                said = (done.stderr.strip() or done.stdout.strip())[-3000:]
+            if done.returncode or (check["silent"] and done.stderr.strip()):
+                said = (done.stdout.strip() or done.stderr.strip())[-3000:]
                 module.fail_json(
-                    msg=f"release {target.name} is refused, nothing was changed: {words[0]}: {said}"
+                    msg=f"release {target.name} is refused, nothing was changed: {said}"
                 )
         os.sync()
         fresh.rename(target)

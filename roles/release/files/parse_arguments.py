@@ -4,11 +4,12 @@ import argparse
 import contextlib
 import io
 import json
+import os
 import sys
 from pathlib import Path
 
 
-def refuse_all_but_known(parser: argparse.ArgumentParser, argv: list[str]) -> str:
+def refusal(parser: argparse.ArgumentParser, argv: list[str]) -> str:
     """Return why the parser refuses the words, or nothing."""
     said = io.StringIO()
     try:
@@ -21,24 +22,23 @@ def refuse_all_but_known(parser: argparse.ArgumentParser, argv: list[str]) -> st
 
 
 def engine_parser() -> argparse.ArgumentParser:
-    """Return SGLang's own parser of server arguments."""
-    from seatrial_kernels import plugin  # noqa: F401,PLC0415 - names the plugin's own choices
-    from sglang.srt.server_args import ServerArgs  # noqa: PLC0415 - in the build only
+    """Return SGLang's own parser of server arguments, with the choices that plugins add."""
+    from sglang.srt.plugins import load_plugins  # noqa: PLC0415 - in the build only
+    from sglang.srt.server_args import ServerArgs  # noqa: PLC0415
 
+    load_plugins()
     parser = argparse.ArgumentParser()
     ServerArgs.add_cli_args(parser)
     return parser
 
 
 def main() -> int:
-    """Check each server of the release.json given as the argument."""
+    """Check each engine of the release.json given as the argument."""
     release = json.loads(Path(sys.argv[1]).read_text())
-    for role, server in release["servers"].items():
-        if role == "router":
-            continue
-        with contextlib.redirect_stderr(io.StringIO()):
-            parser = engine_parser()
-        problem = refuse_all_but_known(parser, server["argv"][3:])
+    engines = {role: one for role, one in release["servers"].items() if role != "router"}
+    for role, server in engines.items():
+        os.environ.update(server["env"], HOME="/tmp", SGLANG_CACHE_DIR="/tmp")
+        problem = refusal(engine_parser(), server["argv"][3:])
         if problem:
             print(f"roles.{role}.args: SGLang {release['sglang']} says: {problem}")
             return 1

@@ -1,0 +1,66 @@
+"""Turn an artifact that was copied to this host into a build, or leave nothing behind.
+
+The build appears whole, by one rename. The artifact is removed in any case.
+"""
+
+import argparse
+import hashlib
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    """Receive; the one line on standard error says what was wrong."""
+    parser = argparse.ArgumentParser(description="Verify and unpack a build's artifact.")
+    parser.add_argument("--artifact", type=Path, required=True, help="removed when this ends")
+    parser.add_argument("--sha256", required=True, help="what the artifact's bytes must hash to")
+    parser.add_argument("--to", type=Path, required=True, help="the build's folder, <digest>")
+    given = parser.parse_args()
+    incoming = given.to.with_name(f".incoming-{given.to.name}")
+    try:
+        verify(given.artifact, given.sha256)
+        unpack(given.artifact, incoming)
+        (incoming / given.to.name).rename(given.to)
+    finally:
+        given.artifact.unlink(missing_ok=True)
+        shutil.rmtree(incoming, ignore_errors=True)
+
+
+def verify(artifact: Path, wanted: str) -> None:
+    """Hash the artifact.
+
+    Raises:
+        SystemExit: these are not the bytes that were built.
+    """
+    with artifact.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != wanted:
+        sys.exit(
+            f"The artifact's SHA-256 is {found}, should be {wanted}: damaged or replaced since it "
+            "was built. Nothing was unpacked. Delete it and its .sha256 on the controller and "
+            "build again."
+        )
+
+
+def unpack(artifact: Path, incoming: Path) -> None:
+    """Unpack into a fresh folder.
+
+    Raises:
+        SystemExit: tar could not.
+    """
+    shutil.rmtree(incoming, ignore_errors=True)
+    incoming.mkdir(parents=True)
+    told = subprocess.run(
+        ["tar", "--extract", "--zstd", "--file", artifact, "--directory", incoming],
+        check=False,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    if told.returncode:
+        sys.exit(f"The artifact could not be unpacked: {told.stderr.strip()}")
+
+
+if __name__ == "__main__":
+    main()
