@@ -1,7 +1,7 @@
 """The rehearsal: a real rollout on test hosts of this machine, and what a bad merge comes to.
 
-``make rehearsal [SCENARIO=bad-topk] [KEEP=1]`` runs this. It clones the work tree, boots the hosts,
-and types what people type: ``ansible-playbook``. A scenario is one more commit, and one more deploy.
+``make rehearsal [SCENARIO=bad-topk] [KEEP=1]`` runs this. It clones the work tree, boots the
+hosts, and types what people type: ``ansible-playbook``. A scenario is one more commit and deploy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 import yaml
 
@@ -24,7 +24,7 @@ HERE = Path(__file__).resolve().parent
 SOURCE = HERE.parent
 sys.path.insert(0, str(SOURCE))
 
-from seatrial import ledger  # noqa: E402 - the library of this checkout
+from seatrial import ledger
 
 HOSTS = HERE / "hosts.sh"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "seatrial"
@@ -38,6 +38,14 @@ ENTRY = "http://10.77.0.10:8080"
 # The phases of a rollout that wait for SGLang, and not for Ansible.
 WAITING = {"engines starting": ("activate", "revert"), "gates": ("gate", "answers")}
 IDENTITY = ("-c", "user.name=Rehearsal", "-c", "user.email=rehearsal@localhost")
+
+
+class Scenario(TypedDict):
+    """A bad merge: its message, what it edits in the spec, and what should come of it."""
+
+    merge: str
+    edit: dict[str, object]
+    expect: str
 
 
 class Play(NamedTuple):
@@ -60,7 +68,9 @@ def main() -> int:
         clone(SOURCE, REPOSITORY)
         subprocess.run([HOSTS, "down"], check=True)  # what an earlier rehearsal kept
         say("boot the hosts and roll the release out (ansible-playbook playbooks/rehearse.yml)")
-        status = ansible(plays, "playbooks/rehearse.yml", "-e", f"rehearse_api_key_file={API_KEY_FILE}")
+        status = ansible(
+            plays, "playbooks/rehearse.yml", "-e", f"rehearse_api_key_file={API_KEY_FILE}"
+        )
         if status == 0:
             say("ask the entry for an answer")
             status = ask_the_entry()
@@ -90,13 +100,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if not given.alone:
-        os.execv(HOSTS, [str(HOSTS), "alone", sys.executable, *sys.argv, "--alone"])
+        os.execv(HOSTS, [str(HOSTS), "alone", sys.executable, *sys.argv, "--alone"])  # noqa: S606
     return given
 
 
-def scenarios() -> dict[str, Mapping[str, object]]:
+def scenarios() -> dict[str, Scenario]:
     """Return the bad merges by name."""
-    found: dict[str, Mapping[str, object]] = yaml.safe_load((HERE / "scenarios.yml").read_text())
+    found: dict[str, Scenario] = yaml.safe_load((HERE / "scenarios.yml").read_text())
     return found
 
 
@@ -126,11 +136,10 @@ def clone(source: Path, target: Path) -> None:
         git("-C", target, *IDENTITY, "commit", "--quiet", "-m", "Snapshot of uncommitted changes")
 
 
-def commit(repository: Path, message: str, edit: object) -> None:
+def commit(repository: Path, message: str, edit: Mapping[str, object]) -> None:
     """Change single values of the serving spec, keeping its comments, and commit."""
     path = repository / SPEC
     text = path.read_text()
-    assert isinstance(edit, Mapping)
     for key, value in edit.items():
         text, count = re.subn(rf"(?m)^(  {key}: )\S+", rf"\g<1>{value}", text)
         if count != 1:
@@ -144,7 +153,7 @@ def ansible(plays: list[Play], playbook: str, *words: str) -> int:
     begin = ledger.now()
     program = Path(sys.executable).with_name("ansible-playbook")
     environment = {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}"}
-    command = [program, "-i", "inventory/rehearsal", playbook, *words]
+    command = [str(program), "-i", "inventory/rehearsal", playbook, *words]
     status = subprocess.run(command, cwd=REPOSITORY, env=environment, check=False).returncode
     plays.append(Play(playbook, begin, ledger.now()))
     return status
@@ -156,7 +165,16 @@ def ask_the_entry() -> int:
     body += ' HELLO-7. What is the secret code?"}], "max_tokens": 16, "temperature": 0}'
     done = subprocess.run(
         [
-            *(HOSTS, "in", "curl", "--silent", "--show-error", "--fail-with-body", "--max-time", "60"),
+            *(
+                HOSTS,
+                "in",
+                "curl",
+                "--silent",
+                "--show-error",
+                "--fail-with-body",
+                "--max-time",
+                "60",
+            ),
             *("--header", f"Authorization: Bearer {API_KEY_FILE.read_text().strip()}"),
             *("--header", "Content-Type: application/json", "--data", body),
             f"{ENTRY}/v1/chat/completions",
@@ -209,11 +227,9 @@ The hosts are up. Things to try (rehearsal/hosts.sh in ... runs a command in the
 """
 
 
-def edit_of(scenario: Mapping[str, object]) -> str:
+def edit_of(scenario: Scenario) -> str:
     """Name the edit of a scenario in words."""
-    edit = scenario["edit"]
-    assert isinstance(edit, Mapping)
-    return ", ".join(f"{key}: {value}" for key, value in edit.items())
+    return ", ".join(f"{key}: {value}" for key, value in scenario["edit"].items())
 
 
 def git(*words: object) -> str:

@@ -140,12 +140,15 @@ def summary(events: list[Event]) -> str:
     total = (events[-1].time - events[0].time).total_seconds()
     lines = [
         f"rollout   {begin.rollout}: {outcome.upper()} in {total:.0f} s",
-        f"commit    {begin.data.get('commit', '?')[:12]}  release {begin.data.get('release', '?')}"
-        f"  was {begin.data.get('previous') or 'nothing'}",
+        f"commit    {begin.data.get('commit', '?')[:12]}",
+        f"release   {begin.data.get('release', '?')}",
+        f"before    {begin.data.get('previous') or 'nothing'}",
         "",
         "phase".ljust(34) + "seconds",
     ]
     for phase in phases(events):
+        if phase.name == "open":  # the end of what came before, not a step that lasts
+            continue
         where = f"{phase.cell}: " if phase.cell else ""
         lines.append(f"{(where + phase.name)[:32]:<34}{phase.seconds:7.1f}")
     closed = outages(events)

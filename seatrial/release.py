@@ -1,4 +1,4 @@
-"""Releases: the rendered content for one host, and ``release.json``, the contract with the gates."""
+"""Releases: the rendered content for one host, and ``release.json``, the gates' contract."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from seatrial.errors import SeatrialError
-from seatrial.spec import ServingSpec, Scalar
+from seatrial.spec import Scalar, ServingSpec
 
 UNITS = {
     "prefill": "sglang-prefill.service",
@@ -51,7 +51,7 @@ class ReleasedServer(_Strict):
 class Release(_Strict):
     """The content of ``release.json``."""
 
-    schema_: Annotated[Literal[1], Field(alias="schema")]
+    schema_: Literal[1] = Field(alias="schema")
     digest: Digest
     commit: str
     build: Digest
@@ -133,7 +133,7 @@ def systemd_quote(value: Scalar) -> str:
 def flag_words(args: Mapping[str, Any]) -> list[str]:
     """Turn an argument dictionary into ready words, one flag with its value each.
 
-    ``true`` is a bare flag, ``false`` leaves it out, a list gives several values, a dictionary JSON.
+    ``true`` is a bare flag, ``false`` leaves it out, a list is several values, a dictionary JSON.
     """
     words = []
     for flag, value in args.items():
@@ -265,8 +265,8 @@ def commit_of(repository: Path) -> str:
     """
 
     def git(*words: str) -> str:
-        done = subprocess.run(  # noqa: S603 - fixed program, no shell
-            ["git", "-C", str(repository), *words],  # noqa: S607 - git from the PATH, as people use it
+        done = subprocess.run(
+            ["git", "-C", str(repository), *words],
             capture_output=True,
             text=True,
             check=False,

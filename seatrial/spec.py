@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -94,7 +94,9 @@ class Server(_Strict):
                     "the API key is checked at the entry, see roles/entry)"
                 )
             if flag in FLAGS_OF_THE_SPEC:
-                raise ValueError(f"without '{flag}' (the spec says it in {FLAGS_OF_THE_SPEC[flag]})")
+                raise ValueError(
+                    f"without '{flag}' (the spec says it in {FLAGS_OF_THE_SPEC[flag]})"
+                )
         return args
 
     @field_validator("env")
@@ -161,7 +163,7 @@ class Timeouts(_Strict):
 
 
 class Rollout(_Strict):
-    """Cells per batch, canary first; when a host that hears nothing reverts; what a failure undoes."""
+    """Cells per batch, canary first; when an untold host reverts; what a failure undoes."""
 
     batches: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)]
     dead_man_seconds: Seconds
@@ -338,7 +340,8 @@ def check_against_build(spec: ServingSpec, build: Mapping[str, Any]) -> None:
         if value not in supported:
             names = ", ".join(str(item) for item in supported)
             problems.append(
-                f"{key}: should be one of {names} (what build {build['digest']} supports), is {value}"
+                f"{key}: should be one of {names} (build {build['digest']} supports these), "
+                f"is {value}"
             )
     problems += [
         f"engine.patches: should be among {', '.join(build['patches'])} "
@@ -373,23 +376,9 @@ def check_against_model(spec: ServingSpec, config: Mapping[str, Any]) -> None:
 
 def _contradictions(spec: ServingSpec) -> Iterator[str]:
     """Yield what is wrong between keys that are each right alone."""
-    if spec.gates.thresholds and len(set(spec.gates.select)) != len(spec.gates.select):
+    if len(set(spec.gates.select)) != len(spec.gates.select):
         yield "gates.select: should name each group of gates once"
-    seen: Counter[str] = Counter()
-    for name, cell in spec.cells.items():
-        seen.update(cell.hosts())
-        if cell.combined and (cell.prefill or cell.decode):
-            yield f"cells.{name}: should have prefill and decode, or combined, not both"
-        elif not cell.combined and not (cell.prefill and cell.decode):
-            yield f"cells.{name}: should have prefill and decode, or combined"
-        for role in ENGINE_ROLES:
-            if getattr(cell, role) and getattr(spec.roles, role) is None:
-                yield f"roles.{role}: should be set, because cells.{name} uses it"
-        for host in cell.hosts():
-            yield from _clashes(spec, name, host)
-    for host, count in seen.items():
-        if count > 1:
-            yield f"cells: should name the host {host} in one cell, name it in {count}"
+    yield from _cell_contradictions(spec)
     if spec.index_topk * 4 > spec.context_length:
         yield (
             f"index_topk: should be at most context_length / 4 = {spec.context_length // 4} "
@@ -406,12 +395,37 @@ def _contradictions(spec: ServingSpec) -> Iterator[str]:
     yield from _disagreements(spec)
 
 
+def _cell_contradictions(spec: ServingSpec) -> Iterator[str]:
+    """Yield cells that cannot serve, and hosts in more than one cell."""
+    seen: Counter[str] = Counter()
+    for name, cell in spec.cells.items():
+        seen.update(cell.hosts())
+        if cell.combined and (cell.prefill or cell.decode):
+            yield f"cells.{name}: should have prefill and decode, or combined, not both"
+        elif not cell.combined and not (cell.prefill and cell.decode):
+            yield f"cells.{name}: should have prefill and decode, or combined"
+        for role in ENGINE_ROLES:
+            if getattr(cell, role) and getattr(spec.roles, role) is None:
+                yield f"roles.{role}: should be set, because cells.{name} uses it"
+        for host in cell.hosts():
+            yield from _clashes(spec, name, host)
+    for host, count in seen.items():
+        if count > 1:
+            yield f"cells: should name the host {host} in one cell, name it in {count}"
+
+
 def _disagreements(spec: ServingSpec) -> Iterator[str]:
     """Yield arguments and environment in which prefill and decode differ but must not."""
     prefill, decode = spec.roles.prefill, spec.roles.decode
     if prefill is None or decode is None:
         return
-    for flag in ("kv-cache-dtype", "page-size", "dtype", "attention-backend", "tensor-parallel-size"):
+    for flag in (
+        "kv-cache-dtype",
+        "page-size",
+        "dtype",
+        "attention-backend",
+        "tensor-parallel-size",
+    ):
         ours, theirs = prefill.args.get(flag), decode.args.get(flag)
         if ours != theirs:
             yield (
@@ -467,7 +481,7 @@ def _sentence(problem: Any) -> str:
         return f"{path}: should be set"
     if kind == "value_error":
         return f"{path}: should be {context['error']}"
-    wanted = {
+    wordings: dict[str, Callable[[], str]] = {
         "literal_error": lambda: f"one of {context['expected']}",
         "string_pattern_mismatch": lambda: f"text matching {context['pattern']}",
         "greater_than": lambda: f"greater than {context['gt']}",
@@ -475,5 +489,9 @@ def _sentence(problem: Any) -> str:
         "less_than": lambda: f"less than {context['lt']}",
         "less_than_equal": lambda: f"at most {context['le']}",
         "multiple_of": lambda: f"a multiple of {context['multiple_of']}",
-    }.get(kind, lambda: problem["msg"].removeprefix("Input should be ").lower())()
+    }
+    if kind in wordings:
+        wanted = wordings[kind]()
+    else:
+        wanted = problem["msg"].removeprefix("Input should be ").lower()
     return f"{path}: should be {wanted}, is {value!r}"

@@ -20,7 +20,7 @@ DIGEST = "fedcba9876543210"
 
 
 def play(target: Path) -> list[dict[str, Any]]:
-    """Return a play that renders with the role's own expressions, on this machine, without a host."""
+    """Return a play that renders with the role's own expressions, without a host."""
     role = REPOSITORY / "roles/release"
     return [
         {
@@ -69,9 +69,7 @@ def rendered(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    found = spec.load(
-        REPOSITORY / "inventory" / request.param / "group_vars/all/serving_spec.yml"
-    )
+    found = spec.load(REPOSITORY / "inventory" / request.param / "group_vars/all/serving_spec.yml")
     files = {path.stem: yaml.safe_load(path.read_text()) for path in target.glob("*.json")}
     return found, files, target
 
@@ -81,7 +79,10 @@ def test_systemd_accepts_every_unit(rendered: Any) -> None:
     _, hosts, target = rendered
     for host, files in hosts.items():
         root = target / "root" / host
-        for program in (f"opt/seatrial/builds/{BUILD}/bin/python", "opt/seatrial/bin/seatrial-host"):
+        for program in (
+            f"opt/seatrial/builds/{BUILD}/bin/python",
+            "opt/seatrial/bin/seatrial-host",
+        ):
             path = root / program
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("#!/bin/sh\n")
@@ -89,8 +90,14 @@ def test_systemd_accepts_every_unit(rendered: Any) -> None:
         units = root / "etc/systemd/system"
         units.mkdir(parents=True)
         # What the units name and this root does not have.
-        for name in ("sysinit.target", "network-online.target", "seatrial-guard.service",
-                     "seatrial-revert.service", "basic.target", "shutdown.target"):
+        for name in (
+            "sysinit.target",
+            "network-online.target",
+            "seatrial-guard.service",
+            "seatrial-revert.service",
+            "basic.target",
+            "shutdown.target",
+        ):
             body = "[Service]\nType=oneshot\nExecStart=/opt/seatrial/bin/seatrial-host status\n"
             (units / name).write_text(body if name.endswith("service") else "[Unit]\n")
         names = [Path(name).name for name in files if name.startswith("units/")]
@@ -146,8 +153,14 @@ def test_units_keep_their_hygiene(rendered: Any) -> None:
         for name, text in files.items():
             if not name.startswith("units/"):
                 continue
-            for line in ("KillMode=mixed", "Restart=on-failure", "StartLimitBurst=3",
-                         "OnFailure=seatrial-revert.service", "NoNewPrivileges=yes",
-                         "ProtectSystem=strict", "User=seatrial",
-                         f"TimeoutStopSec={found.timeouts.stop_seconds}"):
+            for line in (
+                "KillMode=mixed",
+                "Restart=on-failure",
+                "StartLimitBurst=3",
+                "OnFailure=seatrial-revert.service",
+                "NoNewPrivileges=yes",
+                "ProtectSystem=strict",
+                "User=seatrial",
+                f"TimeoutStopSec={found.timeouts.stop_seconds}",
+            ):
                 assert f"\n{line}\n" in text, f"{name} lacks {line}"

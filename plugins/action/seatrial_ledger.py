@@ -11,11 +11,11 @@ from ansible.plugins.action import ActionBase
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from seatrial import ledger  # noqa: E402 - after the path is set
-from seatrial.errors import SeatrialError  # noqa: E402
+from seatrial import ledger
+from seatrial.errors import SeatrialError
 
 
-class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible has no types
+class ActionModule(ActionBase):
     """``seatrial_ledger: path, rollout, event, [cell], [phase], [data]``."""
 
     _supports_check_mode = True

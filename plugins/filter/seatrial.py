@@ -12,9 +12,9 @@ from ansible.errors import AnsibleFilterError
 # The library of the same checkout, not one that happens to be installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from seatrial import ledger, memory, release, spec  # noqa: E402 - after the path is set
-from seatrial.errors import SeatrialError  # noqa: E402
-from seatrial.inventory_check import unknown_variables  # noqa: E402
+from seatrial import ledger, memory, release, spec
+from seatrial.errors import SeatrialError
+from seatrial.inventory_check import unknown_variables
 
 
 def _plain(value: Any) -> Any:
@@ -27,7 +27,7 @@ def _plain(value: Any) -> Any:
 
 
 def _told(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give the function plain values, and make an error of ours the sentence that Ansible prints."""
+    """Give the function plain values; make an error of ours the sentence that Ansible prints."""
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -171,6 +171,18 @@ def cell_file(
     }
 
 
+def problems(hosts: list[Any], fact: str) -> str:
+    """Say for which hosts the fact is not true, and why as far as they know."""
+    return (
+        "; ".join(
+            f"{host['inventory_hostname']}: {host.get('cell_problem') or 'no answer'}"
+            for host in hosts
+            if not host.get(fact)
+        )
+        or "nothing"
+    )
+
+
 def router_url(value: Any, cell: str, addresses: dict[str, str]) -> str:
     """Return where the cell's router answers."""
     found = spec.check(value)
@@ -194,7 +206,9 @@ class FilterModule:
         """Return the filters by the names that playbooks use."""
         return {
             "seatrial_check": _told(check),
-            "seatrial_spec": _told(lambda value: spec.check(value).model_dump(by_alias=True, mode="json")),
+            "seatrial_spec": _told(
+                lambda value: spec.check(value).model_dump(by_alias=True, mode="json")
+            ),
             "seatrial_check_inventory": _told(check_inventory),
             "seatrial_commit": _told(lambda path: release.commit_of(Path(path))),
             "seatrial_release_digest": _told(digest),
@@ -204,6 +218,8 @@ class FilterModule:
             "seatrial_cell": _told(cell_facts),
             "seatrial_moves": _told(moves),
             "seatrial_cell_file": _told(cell_file),
+            # Without unwrapping: a host's variables are many, and lazy for a reason.
+            "seatrial_problems": problems,
             "seatrial_router_url": _told(router_url),
             "seatrial_changes": _told(release.changes),
             "seatrial_flags": _told(release.flag_words),

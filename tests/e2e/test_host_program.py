@@ -40,7 +40,10 @@ TimeoutStopSec=5
 [Install]
 WantedBy=multi-user.target
 """
-SERVE = "/usr/bin/python3 -m http.server --bind 127.0.0.1 --directory /opt/seatrial/releases/{digest} 31999"
+SERVE = (
+    "/usr/bin/python3 -m http.server --bind 127.0.0.1 "
+    "--directory /opt/seatrial/releases/{digest} 31999"
+)
 
 
 def on_host(*words: str, check: bool = True) -> str:
@@ -79,10 +82,15 @@ def light_releases(rehearsal_hosts: Path) -> Iterator[None]:
     """Stage three light releases on one host: two that serve, and one that crashes."""
     program = (REPOSITORY / "roles/cell/files/seatrial-host").read_text()
     units = {
-        unit: (REPOSITORY / f"templates/{unit}.j2").read_text().replace("{{ cell_root }}", "/opt/seatrial")
+        unit: (REPOSITORY / f"templates/{unit}.j2")
+        .read_text()
+        .replace("{{ cell_root }}", "/opt/seatrial")
         for unit in ("seatrial-guard.service", "seatrial-revert.service")
     }
-    files = {PROGRAM: program, **{f"/etc/systemd/system/{name}": text for name, text in units.items()}}
+    files = {
+        PROGRAM: program,
+        **{f"/etc/systemd/system/{name}": text for name, text in units.items()},
+    }
     for digest in (GOOD, NEW, BROKEN):
         command = "/bin/false" if digest == BROKEN else SERVE.format(digest=digest)
         release = f"/opt/seatrial/releases/{digest}"
@@ -165,7 +173,10 @@ def test_a_crash_loop_uses_its_budget_up_and_ends_in_last_good() -> None:
 def test_confirming_what_does_not_run_is_refused() -> None:
     """A host that reverted by itself cannot be told that the new release stays."""
     done = subprocess.run(
-        [HOSTS, "ssh", "gpu-c", PROGRAM, "confirm", NEW], capture_output=True, text=True, check=False
+        [HOSTS, "ssh", "gpu-c", PROGRAM, "confirm", NEW],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 1
     assert f"runs {GOOD}, not {NEW}" in done.stderr
@@ -206,7 +217,9 @@ def reboot() -> None:
     before = on_host("cat /proc/sys/kernel/random/boot_id; stat -c %Z /proc/1")
     on_host("systemctl reboot", check=False)
     assert until(
-        lambda: on_host("cat /proc/sys/kernel/random/boot_id; stat -c %Z /proc/1", check=False)
-        not in ("", before),
+        lambda: (
+            on_host("cat /proc/sys/kernel/random/boot_id; stat -c %Z /proc/1", check=False)
+            not in ("", before)
+        ),
         60,
     )

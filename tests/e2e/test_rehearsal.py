@@ -105,7 +105,9 @@ def kept_rehearsal() -> Iterator[None]:
 def merged_back() -> Iterator[None]:
     """Take the last commit of the clone back after a test."""
     yield
-    subprocess.run(["git", "-C", rehearsal.REPOSITORY, "reset", "-q", "--hard", "HEAD^"], check=True)
+    subprocess.run(
+        ["git", "-C", rehearsal.REPOSITORY, "reset", "-q", "--hard", "HEAD^"], check=True
+    )
 
 
 def test_the_first_rollout_is_promoted_and_serves() -> None:
@@ -123,8 +125,17 @@ def test_the_first_rollout_is_promoted_and_serves() -> None:
 def test_the_entry_asks_for_the_key() -> None:
     """Without it, 401; the key stands in no unit, argument or journal."""
     answer = subprocess.run(
-        [rehearsal.HOSTS, "in", "curl", "-s", "-o", "/dev/null", "-w", "%{http_code}",
-         f"{rehearsal.ENTRY}/v1/models"],
+        [
+            rehearsal.HOSTS,
+            "in",
+            "curl",
+            "-s",
+            "-o",
+            "/dev/null",
+            "-w",
+            "%{http_code}",
+            f"{rehearsal.ENTRY}/v1/models",
+        ],
         capture_output=True,
         text=True,
         check=True,
@@ -133,7 +144,8 @@ def test_the_entry_asks_for_the_key() -> None:
     key = rehearsal.API_KEY_FILE.read_text().strip()
     for host in (*GPU_HOSTS, "edge"):
         seen = on(
-            host, "cat /proc/[0-9]*/cmdline /etc/systemd/system/*.service /etc/haproxy/*.cfg "
+            host,
+            "cat /proc/[0-9]*/cmdline /etc/systemd/system/*.service /etc/haproxy/*.cfg "
             "2>/dev/null; journalctl --no-pager; true",
         )
         assert key not in seen
@@ -240,7 +252,14 @@ def test_a_release_that_forgets_is_reverted_and_the_old_one_serves(merged_back: 
     events = last_rollout()
     assert events[-1].data["outcome"] == "reverted"
     reason = events[-1].data["reason"]
-    for words in ("window", "FAIL", "measured", "bound", "index_topk 1024 -> 512", "git revert"):
+    for words in (
+        "case_a_needle",
+        "FAIL",
+        "measured",
+        "bound",
+        "index_topk 1024 -> 512",
+        "git revert",
+    ):
         assert words in reason
     after = fleet()
     assert {host: state[:3] for host, state in after.items()} == {

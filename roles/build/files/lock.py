@@ -67,8 +67,8 @@ def resolved(wanted: Path, pins: list[str], *options: str) -> dict[str, tuple[st
         subprocess.run(
             [
                 *(sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed"),
-                *("--only-binary", ":all:", "--report", report, *options),
-                *("--constraint", pinned, "--requirement", wanted),
+                *("--only-binary", ":all:", f"--report={report}", *options),
+                *(f"--constraint={pinned}", f"--requirement={wanted}"),
             ],
             check=True,
         )

@@ -1,6 +1,7 @@
 """Turn an artifact that was copied to this host into a build, or leave nothing behind.
 
-The build appears whole, by one rename. The artifact is removed in any case.
+The build appears whole, by one rename. The artifact is removed in any case. What went wrong is one
+line on standard output: over a terminal connection, standard error is not kept apart.
 """
 
 import argparse
@@ -11,8 +12,12 @@ import sys
 from pathlib import Path
 
 
+class ArtifactError(Exception):
+    """The artifact is not what was built."""
+
+
 def main() -> None:
-    """Receive; the one line on standard error says what was wrong."""
+    """Receive, or say why not and exit with 1."""
     parser = argparse.ArgumentParser(description="Verify and unpack a build's artifact.")
     parser.add_argument("--artifact", type=Path, required=True, help="removed when this ends")
     parser.add_argument("--sha256", required=True, help="what the artifact's bytes must hash to")
@@ -23,6 +28,9 @@ def main() -> None:
         verify(given.artifact, given.sha256)
         unpack(given.artifact, incoming)
         (incoming / given.to.name).rename(given.to)
+    except ArtifactError as error:
+        print(error)
+        sys.exit(1)
     finally:
         given.artifact.unlink(missing_ok=True)
         shutil.rmtree(incoming, ignore_errors=True)
@@ -32,12 +40,12 @@ def verify(artifact: Path, wanted: str) -> None:
     """Hash the artifact.
 
     Raises:
-        SystemExit: these are not the bytes that were built.
+        ArtifactError: these are not the bytes that were built.
     """
     with artifact.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != wanted:
-        sys.exit(
+        raise ArtifactError(
             f"The artifact's SHA-256 is {found}, should be {wanted}: damaged or replaced since it "
             "was built. Nothing was unpacked. Delete it and its .sha256 on the controller and "
             "build again."
@@ -48,7 +56,7 @@ def unpack(artifact: Path, incoming: Path) -> None:
     """Unpack into a fresh folder.
 
     Raises:
-        SystemExit: tar could not.
+        ArtifactError: tar could not.
     """
     shutil.rmtree(incoming, ignore_errors=True)
     incoming.mkdir(parents=True)
@@ -59,7 +67,7 @@ def unpack(artifact: Path, incoming: Path) -> None:
         text=True,
     )
     if told.returncode:
-        sys.exit(f"The artifact could not be unpacked: {told.stderr.strip()}")
+        raise ArtifactError(f"The artifact could not be unpacked: {told.stderr.strip()}")
 
 
 if __name__ == "__main__":

@@ -145,11 +145,10 @@ def is_clock_synchronised() -> bool:
 
 
 def libraries() -> list[str]:
-    """Sonames that ld.so finds by itself."""
-    found = re.findall(
-        r"^\s+(\S+) \(.*x86-64.*\) => ", output("/sbin/ldconfig", "-p"), re.MULTILINE
-    )
-    return sorted(set(found))
+    """Sonames that ld.so finds by itself: what its cache names and the disk still has."""
+    cache = output("/sbin/ldconfig", "-p")
+    found = re.findall(r"^\s+(\S+) \(.*x86-64.*\) => (\S+)$", cache, re.MULTILINE)
+    return sorted({soname for soname, path in found if Path(path).exists()})
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ def refusal(parser: argparse.ArgumentParser, argv: list[str]) -> str:
 
 def engine_parser() -> argparse.ArgumentParser:
     """Return SGLang's own parser of server arguments, with the choices that plugins add."""
-    from sglang.srt.plugins import load_plugins  # noqa: PLC0415 - in the build only
-    from sglang.srt.server_args import ServerArgs  # noqa: PLC0415
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.server_args import ServerArgs
 
     load_plugins()
     parser = argparse.ArgumentParser()

@@ -28,6 +28,9 @@ ALWAYS_THERE = {
     "libutil.so.1",
 }
 
+# Users of a library that build.json names: enough to find out what would fail.
+SHOWN = 3
+
 
 def main() -> None:
     """Seal the build."""
@@ -52,7 +55,7 @@ def main() -> None:
         "lock_sha256": hashlib.sha256(given.lock.read_bytes()).hexdigest(),
         **plugin,
         "shared_libraries": sorted(needs),
-        "needed_by": needs,
+        "needed_by": {soname: users[:SHOWN] for soname, users in needs.items()},
         "pruned": prune.patterns(given.platform),
         "size_bytes": disk_bytes(root),
     }

@@ -1,0 +1,60 @@
+# What people type. `make help` lists it; CONTRIBUTING.md says when to use what.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PY := .venv/bin/python
+# ansible-lint, mypy and the gates look up their sister programs on PATH.
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+
+# program=Debian package
+# What the driver and Ansible need; rehearsal/hosts.sh sees to what the hosts need.
+REHEARSAL_PROGRAMS := git=git ssh=openssh-client nsenter=util-linux zstd=zstd
+# The linters, and the programs that tests ask whether they accept a template.
+CHECK_PROGRAMS := git=git shellcheck=shellcheck zstd=zstd systemd-analyze=systemd haproxy=haproxy
+
+SHELL_SCRIPTS = $(shell git ls-files --cached --others --exclude-standard -- '*.sh' .ci/run \
+  rehearsal/ssh rehearsal/sh)
+UNIT_TESTS := $(PY) -m pytest tests --ignore=tests/e2e --ignore=tests/scenarios -n 2 -q
+
+.PHONY: help rehearsal test check lint scenarios fmt clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
+
+rehearsal: ## a real rollout on test hosts; SCENARIO=bad-topk for one that is refused, KEEP=1 to look around
+	@requirements/programs.sh $(REHEARSAL_PROGRAMS)
+	@requirements/venv.sh control
+	@$(PY) rehearsal/run.py $(if $(SCENARIO),--scenario '$(SCENARIO)') $(if $(KEEP),--keep)
+
+check: lint ## linters, types and unit tests: a minute
+	@$(UNIT_TESTS)
+
+test: lint ## everything a change must pass: linters, unit tests, rehearsals; half an hour
+	@requirements/programs.sh $(REHEARSAL_PROGRAMS)
+	@$(PY) -m pytest tests --ignore=tests/scenarios -v
+
+scenarios: ## every bad merge of rehearsal/scenarios.yml, each in a rehearsal of its own; an hour
+	@requirements/programs.sh $(REHEARSAL_PROGRAMS)
+	@requirements/venv.sh dev
+	@$(PY) -m pytest tests/scenarios -v
+
+lint:
+	@requirements/programs.sh $(CHECK_PROGRAMS)
+	@requirements/venv.sh dev
+	@echo 'ruff ...';         ruff check --quiet . && ruff format --quiet --check .
+	@echo 'shellcheck ...';   shellcheck $(SHELL_SCRIPTS)
+	@echo 'yamllint ...';     yamllint --strict .
+	@echo 'mypy ...';         mypy --no-error-summary seatrial gates tests rehearsal plugins fabfile.py
+	@                         mypy --no-error-summary kernels
+	@echo 'ansible-lint ...'; ansible-lint --offline -q
+
+fmt: ## format Python and apply the linter's safe repairs
+	@requirements/venv.sh dev
+	@ruff check --quiet --fix-only . && ruff format .
+
+clean: ## test hosts down, caches and .venv removed
+	@[ ! -x rehearsal/hosts.sh ] || rehearsal/hosts.sh down
+	@rm -rf .venv .ansible .pytest_cache .mypy_cache .ruff_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,505 @@
+"""How a claim becomes a verdict.
+
+A gate is a test that records what it measured and then asserts it. This file reads the cell and the
+thresholds, runs the selected gates in a useful order, turns every outcome of pytest into a verdict
+(a skip, an unexpected pass, an error or a gate that measured nothing is INVALID), writes the report
+and sets the exit status: 0 when all passed, 1 when one failed, 2 when something is not known.
+"""
+
+from __future__ import annotations
+
+import random
+import shlex
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seatrial import cell as cells
+from seatrial import report as reports
+from seatrial import thresholds as threshold_files
+from seatrial.cell import Cell, CellError, CellServer
+from seatrial.engine import Answer, Engine, EngineError, launch_command
+from seatrial.errors import SeatrialError
+from seatrial.haystack import Layout, Ruler, ask_at_length
+from seatrial.host import Host
+from seatrial.report import GateResult, NotSelected, Report
+from seatrial.thresholds import Thresholds
+from seatrial.verdict import InvalidMeasurementError, Recorder, Verdict, judge
+
+GROUPS = {
+    "readiness": "the cell answers",
+    "identity": "the running servers are the release",
+    "window": "needles at known places are recalled",
+    "throughput": "tokens per second, as Prometheus counts them",
+    "memory": "peak memory against the plan",
+}
+"""The groups that a spec may select, in the order in which they run.
+
+Readiness first, since nothing can be measured on a cell that does not answer; memory last, since it
+reads the peak that the gates before it have left.
+"""
+
+THRESHOLDS = Path(__file__).parent / "thresholds"
+BY_HAND_THRESHOLDS = "any-server"
+CACHED_SHARE_MAX = 0.05
+"""A chat template's own first tokens may come from the prefix cache; a haystack must not."""
+NEXT = {
+    Verdict.PASS: "",
+    Verdict.NOT_APPLICABLE: "",
+    Verdict.FAIL: "Do not promote: keep last_good, mend what the numbers show, and merge again.",
+    Verdict.INCONCLUSIVE: "Do not promote on this: ask for more samples in the thresholds file.",
+    Verdict.INVALID: "Do not promote on this: mend what kept it from measuring, and run it again.",
+}
+
+
+@dataclass
+class Run:
+    """The state of one run of the gates."""
+
+    cell: Cell | None = None
+    thresholds: Thresholds | None = None
+    seed: int = 0
+    is_by_hand: bool = False
+    report_dir: Path | None = None
+    api_key: str | None = None
+    problem: str = ""
+    server_arguments: dict[str, str] = field(default_factory=dict)
+    started: datetime = field(default_factory=lambda: datetime.now(UTC))
+    clock: float = field(default_factory=time.monotonic)
+    expected: dict[str, pytest.Item] = field(default_factory=dict)
+    results: dict[str, GateResult] = field(default_factory=dict)
+    not_selected: list[NotSelected] = field(default_factory=list)
+    final: Report | None = None
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Gates and groups that the thresholds list as not applicable here."""
+        if self.thresholds is None:
+            return {}
+        listed = dict(self.thresholds.not_applicable)
+        if self.is_by_hand:
+            listed |= self.thresholds.not_applicable_by_hand
+        return listed
+
+    def reason(self, item: pytest.Item) -> str:
+        """Return why a gate is listed as not applicable, or nothing."""
+        return self.reasons.get(item.name) or self.reasons.get(_group(item), "")
+
+
+Ask = Callable[[int, Layout, int], Answer]
+"""Asks a haystack of so many tokens, with needles laid out so, for an answer of so many tokens."""
+
+RUN = pytest.StashKey[Run]()
+RECORDER = pytest.StashKey[Recorder]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of a run."""
+    group = parser.getgroup("gates", "what to judge")
+    group.addoption("--cell-file", type=Path, help="the cell, as a rollout describes it")
+    group.addoption("--url", help="judge the SGLang server or router at http://host:port, by hand")
+    group.addoption(
+        "--thresholds", help=f"name in gates/thresholds, or a .yml (default: {BY_HAND_THRESHOLDS})"
+    )
+    group.addoption("--report-dir", type=Path, help="write report.json, report.txt, junit.xml here")
+    group.addoption("--seed", type=int, help="repeat the prompts of an earlier run")
+    group.addoption("--api-key-file", type=Path, help="file with the key that the URL asks for")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Read what to judge, before any other plugin reads its options."""
+    for name, description in GROUPS.items():
+        config.addinivalue_line("markers", f"{name}: {description}")
+    # A library's warning says nothing about the cell; the unit tests make it an error.
+    config.addinivalue_line("filterwarnings", "default")
+    run = Run(report_dir=config.option.report_dir)
+    config.stash[RUN] = run
+    if config.option.tbstyle == "auto":
+        config.option.tbstyle = "no"  # an operator needs the sentence, which the table has
+    config.option.reportchars = ""  # and the table is the summary
+    if run.report_dir is not None and config.option.xmlpath is None:
+        config.option.xmlpath = str(run.report_dir / "junit.xml")
+    try:
+        _read_options(config, run)
+    except SeatrialError as error:
+        run.problem = str(error)
+
+
+def _read_options(config: pytest.Config, run: Run) -> None:
+    options = config.option
+    run.seed = options.seed if options.seed is not None else random.SystemRandom().randrange(2**32)
+    if (options.cell_file is None) == (options.url is None):
+        raise CellError("Say what to judge: --url http://host:port, or --cell-file F.")
+    run.is_by_hand = options.url is not None
+    if options.url is not None:
+        run.cell = cells.by_hand(options.url, options.thresholds or BY_HAND_THRESHOLDS)
+    else:
+        run.cell = cells.load(options.cell_file)
+    run.thresholds = threshold_files.load(THRESHOLDS, options.thresholds or run.cell.thresholds)
+    if options.api_key_file is not None:
+        try:
+            run.api_key = options.api_key_file.read_text().strip()
+        except OSError as error:
+            raise CellError(f"{options.api_key_file}: {error.strerror}") from None
+    unknown = [name for name in _selected(run) if name not in GROUPS]
+    if unknown:
+        raise CellError(
+            f"gates.select: should be among {', '.join(GROUPS)}, has {', '.join(unknown)}"
+        )
+
+
+def _selected(run: Run) -> list[str]:
+    """Return the groups that are to run."""
+    spec = run.cell.spec if run.cell is not None else None
+    return list(GROUPS) if spec is None else list(spec.gates.select)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Say at the top what is judged, and how to repeat it."""
+    run = config.stash[RUN]
+    name = run.cell.name if run.cell is not None else "none"
+    return f"gates: cell {name}, prompts repeat with --seed {run.seed}"
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None, None, None]:
+    """Choose and order the gates; know each gate that must give a result.
+
+    What pytest's own options deselect inside the wrapped call counts as expected and missing.
+    """
+    run = config.stash[RUN]
+    gates = {item.nodeid: item for item in items}
+    groups = {nodeid: _group(item) for nodeid, item in gates.items()}
+    _check_reasons(run, gates)
+    selected = _selected(run)
+    if run.problem:
+        items.clear()
+    yield
+    if run.problem:
+        return
+    for nodeid, item in gates.items():
+        if groups[nodeid] not in selected:
+            entry = NotSelected(
+                id=item.name, group=groups[nodeid], reason="not selected by the spec"
+            )
+            run.not_selected.append(entry)
+        elif item not in items and run.is_by_hand:
+            entry = NotSelected(id=item.name, group=groups[nodeid], reason="left out by hand")
+            run.not_selected.append(entry)
+        else:
+            run.expected[nodeid] = item
+    left_out = [item for item in items if groups[item.nodeid] not in selected]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+    order = list(GROUPS)
+    items[:] = sorted(
+        (item for item in items if item not in left_out),
+        key=lambda item: order.index(groups[item.nodeid]),
+    )
+    missing = [group for group in selected if group not in groups.values()]
+    if missing and not run.is_by_hand:
+        run.problem = f"No gate of the selected groups {', '.join(missing)} was collected."
+        run.expected.clear()
+        items.clear()
+
+
+def _group(item: pytest.Item) -> str:
+    """Return the one group that a gate's file is marked with."""
+    marked = [name for name in GROUPS if item.get_closest_marker(name)]
+    if len(marked) != 1:
+        raise pytest.UsageError(f"{item.nodeid}: should be marked with one of {', '.join(GROUPS)}")
+    return marked[0]
+
+
+def _check_reasons(run: Run, gates: dict[str, pytest.Item]) -> None:
+    """Refuse a thresholds file that lists a gate which does not exist."""
+    known = {*GROUPS, *(item.name for item in gates.values())}
+    whole = len({_group(item) for item in gates.values()}) == len(GROUPS)
+    unknown = [name for name in run.reasons if name not in known]
+    if unknown and whole and not run.problem:
+        run.problem = (
+            f"not_applicable: there is no gate named {', '.join(unknown)}; is it misspelt?"
+        )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Leave out what is listed as not applicable; do not measure a cell that does not answer."""
+    run = item.config.stash[RUN]
+    item.stash[RECORDER] = Recorder(item.name, run.seed, lambda text: _say(item.config, text))
+    reason = run.reason(item)
+    if reason:
+        pytest.skip(reason)
+    is_answering = all(
+        gate.is_settled for gate in run.results.values() if gate.group == "readiness"
+    )
+    if not is_answering and _group(item) != "readiness":
+        raise InvalidMeasurementError(
+            "Not measured, since the cell does not answer (see readiness)."
+        )
+
+
+def _say(config: pytest.Config, text: str) -> None:
+    """Print a line while the gates run, past pytest's capturing."""
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    capture = config.pluginmanager.get_plugin("capturemanager")
+    if terminal is None or capture is None:
+        return
+    with capture.global_and_fixture_disabled():
+        terminal.ensure_newline()
+        terminal.write_line(text)
+        terminal.flush()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Keep pytest's own dots and file names out: each gate says its own lines."""
+    terminal = session.config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is not None:
+        terminal.showfspath = False
+
+
+def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
+    """Count a judged gate as pytest does, without a letter for it."""
+    if any(name == "verdict" for name, _ in report.user_properties):
+        return report.outcome, "", ""
+    return None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Turn pytest's outcome of one phase into a verdict, and let pytest's report say the same."""
+    phase = yield
+    run = item.config.stash[RUN]
+    if phase.when == "teardown" and not phase.failed:
+        return phase
+    if phase.when == "setup" and phase.passed:
+        return phase
+    result = _judged(item, call, phase, run)
+    run.results[item.nodeid] = result
+    _say(item.config, f"  {result.verdict.value} ({item.name}, {result.seconds:.1f} s)")
+    phase.user_properties += [
+        ("verdict", result.verdict.value),
+        ("measured", str(result.measured)),
+        ("bound", str(result.bound)),
+        ("samples", str(result.samples)),
+    ]
+    if result.is_settled:
+        return phase
+    if phase.outcome != "failed":
+        phase.outcome = "failed"
+    if hasattr(phase, "wasxfail"):
+        del phase.wasxfail
+    phase.longrepr = f"{result.verdict.value}: {result.message}"
+    return phase
+
+
+def _judged(
+    item: pytest.Item, call: pytest.CallInfo[None], phase: pytest.TestReport, run: Run
+) -> GateResult:
+    """Return the gate's result, given how pytest saw one of its phases end."""
+    recorder = item.stash[RECORDER]
+    error = call.excinfo.value if call.excinfo is not None else None
+    if hasattr(phase, "wasxfail"):
+        verdict, message = Verdict.INVALID, "A gate must not be expected to fail."
+    else:
+        verdict, message = judge(recorder, phase.outcome, error, run.reason(item))
+    return GateResult(
+        id=item.name,
+        group=_group(item),
+        claim=_claim(item),
+        verdict=verdict,
+        measured=recorder.measured,
+        bound=recorder.bound,
+        unit=recorder.unit,
+        samples=recorder.samples,
+        message=message,
+        next=(recorder.next if verdict is Verdict.FAIL else "") or NEXT[verdict],
+        seconds=round(call.duration, 3),
+    )
+
+
+def _claim(item: pytest.Item) -> str:
+    """Return the first line of the gate's docstring: the claim in a sentence."""
+    function = getattr(item, "function", None)
+    text = (getattr(function, "__doc__", None) or item.name).strip()
+    return str(text.splitlines()[0])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Write the report and let the exit status say the same."""
+    run = session.config.stash[RUN]
+    if session.config.option.collectonly:
+        return
+    gates = [*run.results.values(), *_without_result(run, session)]
+    run.final = Report(
+        verdict=reports.overall(gates),
+        cell=run.cell.name if run.cell is not None else "none",
+        release=run.cell.release.digest if run.cell is not None and run.cell.release else None,
+        commit=run.cell.release.commit if run.cell is not None and run.cell.release else None,
+        thresholds=run.thresholds.model if run.thresholds is not None else "none",
+        seed=run.seed,
+        started=run.started.isoformat(timespec="seconds"),
+        seconds=round(time.monotonic() - run.clock, 3),
+        server_arguments=run.server_arguments,
+        gates=gates,
+        not_selected=run.not_selected,
+        next=reports.final_sentence(gates),
+    )
+    if run.report_dir is not None:
+        run.final.write(run.report_dir)
+    session.exitstatus = run.final.exit_status
+
+
+def _without_result(run: Run, session: pytest.Session) -> Iterator[GateResult]:
+    """Yield an INVALID for what kept the gates from running, and for each gate that did not run."""
+    if run.problem:
+        yield _invalid("setup", "setup", run.problem)
+    elif not run.expected:
+        yield _invalid("setup", "setup", "No gate was selected, so nothing was measured.")
+    if session.testsfailed and not run.results and not run.problem:
+        yield _invalid("collection", "setup", "The gates could not be collected; see the output.")
+    for nodeid, item in run.expected.items():
+        if nodeid not in run.results:
+            yield _invalid(item.name, _group(item), "The gate is selected, and was not run.")
+
+
+def _invalid(gate_id: str, group: str, message: str) -> GateResult:
+    return GateResult(
+        id=gate_id,
+        group=group,
+        claim="The gates can be run.",
+        verdict=Verdict.INVALID,
+        message=message,
+        next=NEXT[Verdict.INVALID],
+    )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """End with the table for people."""
+    final = config.stash[RUN].final
+    if final is not None:
+        terminalreporter.ensure_newline()
+        terminalreporter.section("gates")
+        terminalreporter.write(final.text())
+
+
+@pytest.fixture(scope="session")
+def run(request: pytest.FixtureRequest) -> Run:
+    """Return the state of this run."""
+    return request.config.stash[RUN]
+
+
+@pytest.fixture
+def gate(request: pytest.FixtureRequest) -> Recorder:
+    """Return where the gate records what it measures."""
+    recorder: Recorder = request.node.stash[RECORDER]
+    return recorder
+
+
+@pytest.fixture(scope="session")
+def cell(request: pytest.FixtureRequest) -> Cell:
+    """Return the cell that is judged."""
+    cell = request.config.stash[RUN].cell
+    if cell is None:
+        raise InvalidMeasurementError("There is no cell to judge.")
+    return cell
+
+
+@pytest.fixture
+def bounds(request: pytest.FixtureRequest, run: Run) -> Any:
+    """Return the thresholds of the gate's own group."""
+    if run.thresholds is None:
+        raise InvalidMeasurementError("There are no thresholds to judge by.")
+    return run.thresholds.section(_group(request.node))
+
+
+@pytest.fixture(scope="session")
+def connect(run: Run) -> Iterator[Callable[[str], Engine]]:
+    """Return how to reach a server of the cell by its URL; each is connected to once."""
+    seconds = run.thresholds.request_seconds if run.thresholds is not None else 60.0
+    engines: dict[str, Engine] = {}
+    with ExitStack() as stack:
+
+        def reach(url: str) -> Engine:
+            if url not in engines:
+                engines[url] = stack.enter_context(Engine(url, seconds, run.api_key))
+            return engines[url]
+
+        yield reach
+
+
+@pytest.fixture(scope="session")
+def router(cell: Cell, connect: Callable[[str], Engine]) -> Engine:
+    """Return the cell's own door: its router, or the URL given by hand."""
+    return connect(cell.router_url)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def server_arguments(
+    run: Run, cell: Cell, router: Engine, request: pytest.FixtureRequest
+) -> dict[str, str]:
+    """Say how the judged servers were started, before anything is asserted about them."""
+    if cell.release is not None:
+        run.server_arguments = {
+            role: shlex.join(server.argv) for role, server in cell.release.servers.items()
+        }
+    else:
+        try:
+            run.server_arguments = {cell.name: launch_command(router.server_info())}
+        except EngineError:
+            run.server_arguments = {cell.name: "unknown, since it does not tell"}
+    for name, arguments in run.server_arguments.items():
+        _say(request.config, f"{name}: {arguments}")
+    return run.server_arguments
+
+
+@pytest.fixture(scope="session")
+def host_of(cell: Cell) -> Iterator[Callable[[CellServer], Host]]:
+    """Return how to reach a server's host; each host is connected to once."""
+    hosts: dict[str, Host] = {}
+    with ExitStack() as stack:
+
+        def reach(server: CellServer) -> Host:
+            if server.host not in hosts:
+                hosts[server.host] = stack.enter_context(Host(server.host, cell.ssh_config))
+            return hosts[server.host]
+
+        yield reach
+
+
+@pytest.fixture(scope="session")
+def ruler() -> Ruler:
+    """Return what this run has learned of the server's tokenizer."""
+    return Ruler()
+
+
+@pytest.fixture
+def ask(router: Engine, ruler: Ruler, gate: Recorder) -> Ask:
+    """Return how to ask a fresh haystack of an exact number of tokens through the cell's router."""
+    seeds = gate.seeds()
+
+    def send(tokens: int, layout: Layout, answer_tokens: int) -> Answer:
+        answer = ask_at_length(
+            lambda text: router.chat(text, answer_tokens), ruler, next(seeds), tokens, layout
+        )
+        if (answer.cached_tokens or 0) > CACHED_SHARE_MAX * tokens:
+            raise InvalidMeasurementError(
+                f"{answer.cached_tokens} of {answer.prompt_tokens} prompt tokens came from the "
+                "prefix cache, though the prompt is new: the prefill was not measured."
+            )
+        return answer
+
+    return send

@@ -1,0 +1,1 @@
+"""What SGLang needs to run on a machine without an accelerator."""

@@ -1,0 +1,1 @@
+"""DeepSeek sparse attention: an indexer picks the compressed entries that a query may see."""

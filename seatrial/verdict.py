@@ -1,0 +1,144 @@
+"""Verdicts: what is known of a claim, and how it comes to be known."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+from seatrial.errors import SeatrialError
+
+
+class InvalidMeasurementError(SeatrialError):
+    """What a gate should measure could not be measured; the message says why."""
+
+
+class InconclusiveError(SeatrialError):
+    """It was measured, and the samples do not decide the claim; the message says what would."""
+
+
+class Verdict(StrEnum):
+    """What is known of a claim. Only PASS promotes."""
+
+    PASS = "PASS"
+    FAIL = "FAIL"
+    INCONCLUSIVE = "INCONCLUSIVE"
+    INVALID = "INVALID"
+    NOT_APPLICABLE = "NOT-APPLICABLE"
+
+
+@dataclass
+class Recorder:
+    """What one gate measured, as far as it has come."""
+
+    gate_id: str
+    seed: int
+    say: Callable[[str], None]
+    measured: float | None = None
+    bound: float | None = None
+    unit: str = ""
+    samples: int = 0
+    message: str = ""
+    next: str = ""
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether what was measured reaches its bound; NaN and nothing do not."""
+        return self.measured is not None and self.bound is not None and self.measured >= self.bound
+
+    def record(
+        self,
+        measured: float,
+        *,
+        at_least: float,
+        unit: str,
+        samples: int,
+        message: str = "",
+        next_step: str = "",
+    ) -> tuple[float, float]:
+        """Say and keep what was measured, and return it with its bound, ready to be asserted.
+
+        Raises:
+            InvalidMeasurementError: no number, or no sample: there is nothing to judge.
+        """
+        self.measured, self.bound, self.unit = measured, at_least, unit
+        self.samples, self.message, self.next = samples, message, next_step
+        self.say(
+            f"{words(self.gate_id)}: measured {number(measured)} {unit}, "
+            f"bound >= {number(at_least)}, samples {samples}"
+        )
+        if message:
+            self.say(f"  {message}")
+        if not math.isfinite(measured) or samples < 1:
+            self.measured = None
+            raise InvalidMeasurementError(f"Measured {measured} from {samples} samples. {message}")
+        return measured, at_least
+
+    def seeds(self) -> Iterator[int]:
+        """Yield a seed per prompt; they repeat when the run's seed is given again."""
+        draw = random.Random(f"{self.seed}/{self.gate_id}")
+        while True:
+            yield draw.randrange(2**32)
+
+
+def judge(
+    recorder: Recorder,
+    outcome: Literal["passed", "failed", "skipped"],
+    error: BaseException | None,
+    reason: str,
+) -> tuple[Verdict, str]:
+    """Return the verdict that the end of a gate amounts to, and what to say with it.
+
+    PASS needs both: the assertion held, and the gate has recorded enough. FAIL needs a measurement
+    that is not enough. A gate that ended otherwise has shown nothing.
+
+    Args:
+        recorder: what the gate has recorded.
+        outcome: how pytest saw it end.
+        error: what it raised, if anything.
+        reason: why the thresholds list it as not applicable; empty if they do not.
+    """
+    if outcome == "skipped":
+        if reason:
+            return Verdict.NOT_APPLICABLE, reason
+        return Verdict.INVALID, f"The gate was skipped: {error}"
+    if outcome == "failed":
+        return _failure(recorder, error)
+    if recorder.measured is None:
+        return Verdict.INVALID, "The gate passed without measuring anything."
+    if not recorder.is_enough:
+        return Verdict.FAIL, f"The gate did not assert what it measured. {recorder.message}"
+    return Verdict.PASS, recorder.message
+
+
+def _failure(recorder: Recorder, error: BaseException | None) -> tuple[Verdict, str]:
+    if isinstance(error, InconclusiveError):
+        return Verdict.INCONCLUSIVE, str(error)
+    if isinstance(error, SeatrialError):
+        return Verdict.INVALID, str(error)
+    if isinstance(error, AssertionError) and recorder.measured is not None:
+        if recorder.is_enough:
+            return Verdict.INVALID, f"The gate failed though it measured enough: {error}"
+        return Verdict.FAIL, recorder.message
+    first = (str(error).strip() or "no message").splitlines()[0]
+    return Verdict.INVALID, f"The gate broke: {type(error).__name__}: {first}"
+
+
+def number(value: float) -> str:
+    """Return a number as a person writes it: three figures, no exponent."""
+    if not math.isfinite(value):
+        return str(value)
+    size = abs(value)
+    if value == round(value) or size >= 100:
+        return f"{value:.0f}"
+    if size < 0.1:
+        return f"{value:.3g}"
+    return f"{value:.2f}" if size < 10 else f"{value:.1f}"
+
+
+def words(gate_id: str) -> str:
+    """Return a gate's name as words."""
+    return gate_id.removeprefix("test_").replace("_", " ")

@@ -1,0 +1,113 @@
+"""Runs the gates on a stand-in, with the arguments that an operator or the role `gate` gives."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+import yaml
+
+from seatrial import report
+from seatrial.report import GateResult, Report
+from tests.standin import StandIn
+
+ROOT = Path(__file__).resolve().parents[1]
+CASE_A = "test_case_a_needle_at_start_of_5200_tokens_is_recalled"
+ROLES = {"combined": {"port": 30002, "gpus": [], "args": {}, "env": {}}}
+
+
+@dataclass
+class Outcome:
+    """What a run of the gates left."""
+
+    status: int
+    output: str
+    report: Report | None
+    junit: Path
+
+    def cases(self) -> list[ET.Element]:
+        """Return the gates as the JUnit file has them."""
+        return list(ET.parse(self.junit).iter("testcase"))  # noqa: S314 - pytest wrote it
+
+    def gate(self, name: str) -> GateResult:
+        """Return one gate's result."""
+        assert self.report is not None
+        return next(gate for gate in self.report.gates if gate.id == name)
+
+
+def run_gates(folder: Path, *arguments: str, gates: str = "gates/") -> Outcome:
+    """Run the gates in this process and read what they leave in ``folder``."""
+    command = [gates, "-p", "no:cacheprovider", "-p", "no:xdist", "--report-dir", str(folder)]
+    printed = io.StringIO()
+    with contextlib.chdir(ROOT), contextlib.redirect_stdout(printed):
+        status = pytest.main([*command, *arguments])
+    written = folder / "report.json"
+    found = report.read(written) if written.is_file() else None
+    return Outcome(int(status), printed.getvalue(), found, folder / "junit.xml")
+
+
+def thresholds(folder: Path, **sections: Any) -> str:
+    """Write thresholds like the rehearsal's, but for the given keys, and return the file."""
+    value = yaml.safe_load((ROOT / "gates/thresholds/rehearsal.yml").read_text())
+    value["request_seconds"] = 5
+    value["throughput"] |= {"scrape_seconds": 1, "requests": 4}
+    for name, change in sections.items():
+        value[name] = value[name] | change if isinstance(change, dict) else change
+    path = folder / "own.yml"
+    path.write_text(yaml.safe_dump(value))
+    return str(path)
+
+
+def cell_file(folder: Path, server: StandIn, select: list[str], **change: Any) -> str:
+    """Write the cell file of a combined server that is its own router, and return its path."""
+    spec = {
+        "schema": 1,
+        "model": {"name": "stand-in", "path": "/models/m", "revision": "revision"},
+        "engine": {"sglang": "0.5.23", "platform": "cpu", "python": "3.11", "patches": []},
+        "index_topk": 1024,
+        "index_key_dtype": "fp8_e4m3",
+        "mem_fraction_static": 0.3,
+        "context_length": 32768,
+        "chunked_prefill_size": 32768,
+        "transfer_backend": "mooncake_tcp",
+        "device_memory_gib": 1.0,
+        "roles": {**ROLES, "router": {"port": 1, "metrics_port": 2, "args": {}, "env": {}}},
+        "cells": {"one": {"combined": ["a"], "router": "a"}},
+        "timeouts": {
+            "drain_seconds": 1,
+            "stop_seconds": 1,
+            "ready_seconds": 1,
+            "gate_seconds": 1,
+        },
+        "rollout": {"batches": [1], "dead_man_seconds": 100, "revert_scope": "cell"},
+        "gates": {"thresholds": "rehearsal", "select": select},
+    }
+    value = {
+        "schema": 1,
+        "name": "one",
+        "router_url": server.url,
+        "servers": [
+            {
+                "role": "combined",
+                "host": "a",
+                "address": "127.0.0.1",
+                "url": server.url,
+                "unit": "sglang-combined.service",
+            }
+        ],
+        "prometheus_url": server.url,
+        "release": None,
+        "spec": spec,
+        "plan": None,
+        "thresholds": "rehearsal",
+        "ssh_config": None,
+    }
+    path = folder / "cell.json"
+    path.write_text(json.dumps(value | change))
+    return str(path)

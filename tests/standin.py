@@ -1,0 +1,179 @@
+"""A tiny server in this process that speaks SGLang's and Prometheus' wire formats, with faults."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from seatrial.haystack import NEEDLE, SECRET
+
+TEMPLATE_TOKENS = 7  # what a chat template adds to a prompt
+
+
+@dataclass
+class StandIn:
+    """A server of one model. Each attribute after ``url`` is a fault that a test switches on.
+
+    A token is a word. The model recalls the needle if no more than ``sees_tokens`` follow it.
+    """
+
+    url: str = ""
+    sees_tokens: float = math.inf
+    truncates_at: float = math.inf
+    context_tokens: float = math.inf
+    prompt_tokens_said: int | None = None
+    cached_tokens: int | None = None
+    dies_after: float = math.inf
+    is_ready: bool = True
+    scrapes: str = "good"
+    uncounted_share: float = 0.0
+    info: dict[str, Any] = field(default_factory=dict)
+    workers: list[str] = field(default_factory=list)
+    metrics: str = ""
+    # What it has done.
+    requests: int = 0
+    counters: dict[str, float] = field(default_factory=lambda: {"generation": 1.0, "prompt": 1.0})
+    samples: list[tuple[float, dict[str, float]]] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def answer(self, text: str, limit: int, *, is_exact: bool, extra: int) -> dict[str, Any]:
+        """Return text and counts of an answer."""
+        words = text.split()
+        with self.lock:
+            self.requests += 1
+        seen = " ".join(words[-int(min(len(words), self.truncates_at)) :])
+        prompt = len(seen.split()) + extra
+        found = seen.rfind(NEEDLE)
+        behind = len(seen[found:].split()) - len(NEEDLE.split())
+        said = SECRET if found >= 0 and behind <= self.sees_tokens else "I do not know"
+        completion = limit if is_exact else min(limit, len(said.split()) + 1)
+        with self.lock:
+            counted = 1 - self.uncounted_share
+            self.counters["generation"] += completion * counted
+            self.counters["prompt"] += prompt * counted
+        if self.prompt_tokens_said is not None:
+            prompt = self.prompt_tokens_said
+        return {"text": f"{said}.", "prompt": prompt, "completion": completion}
+
+    def scraped(self, query: str) -> list[dict[str, Any]]:
+        """Answer a range selector: each question is also a scrape."""
+        metric = re.search(r"sglang\[:_\](\w+)_tokens_total", query)
+        if metric is None or self.scrapes == "none":
+            return []
+        now = time.time()
+        with self.lock:
+            values = dict(self.counters)
+            if self.scrapes == "nan":
+                values = dict.fromkeys(values, math.nan)
+            if self.scrapes == "reset" and self.samples:
+                values = {name: value / (len(self.samples) + 1) for name, value in values.items()}
+            if self.scrapes != "stale" or not self.samples:
+                self.samples.append((now, values))
+            pairs = [[at, str(found[metric[1]])] for at, found in self.samples]
+        return [{"metric": {}, "values": pairs}]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    standin: StandIn
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing: the test's output is the gates'."""
+
+    def do_GET(self) -> None:
+        """Answer what is read."""
+        if self._is_dead():
+            return
+        url = urlsplit(self.path)
+        server = self.standin
+        if url.path in {"/ready", "/readiness", "/health"}:
+            self._send({}, 200 if server.is_ready else 503)
+        elif url.path == "/server_info":
+            self._send(server.info)
+        elif url.path == "/workers":
+            self._send({"workers": [{"url": worker} for worker in server.workers]})
+        elif url.path == "/v1/models":
+            self._send({"data": [{"id": "stand-in"}]})
+        elif url.path == "/metrics":
+            self._send(server.metrics, kind="text/plain")
+        elif url.path == "/api/v1/query":
+            query = parse_qs(url.query)["query"][0]
+            result: Any = [time.time(), str(time.time())] if query == "time()" else None
+            self._send({"data": {"result": result or server.scraped(query)}})
+        else:
+            self._send({"error": "no such page"}, 404)
+
+    def do_POST(self) -> None:
+        """Answer what is asked."""
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self._is_dead():
+            return
+        server = self.standin
+        if len(json.dumps(body).split()) > server.context_tokens:
+            self._send({"object": "error", "message": "The input is longer than the context."}, 400)
+        elif self.path == "/generate":
+            given = body["sampling_params"]
+            said = server.answer(
+                body["text"], given["max_new_tokens"], is_exact=given["ignore_eos"], extra=0
+            )
+            meta = {
+                "prompt_tokens": said["prompt"],
+                "completion_tokens": said["completion"],
+                "cached_tokens": server.cached_tokens or 0,
+                "finish_reason": {"type": "length"},
+            }
+            self._send({"text": said["text"], "meta_info": meta})
+        else:
+            text = body["messages"][0]["content"]
+            said = server.answer(text, body["max_tokens"], is_exact=False, extra=TEMPLATE_TOKENS)
+            usage: dict[str, Any] = {
+                "prompt_tokens": said["prompt"],
+                "completion_tokens": said["completion"],
+                "prompt_tokens_details": None,
+            }
+            if server.cached_tokens is not None:
+                usage["prompt_tokens_details"] = {"cached_tokens": server.cached_tokens}
+            choice = {"message": {"content": said["text"]}, "finish_reason": "stop"}
+            self._send({"choices": [choice], "usage": usage})
+
+    def _is_dead(self) -> bool:
+        """Cut the connection, as a server does that was killed."""
+        if self.standin.requests < self.standin.dies_after:
+            return False
+        self.close_connection = True
+        return True
+
+    def _send(self, content: Any, status: int = 200, kind: str = "application/json") -> None:
+        page = (content if isinstance(content, str) else json.dumps(content)).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(page)))
+        self.end_headers()
+        self.wfile.write(page)
+
+
+@contextmanager
+def serving(**faults: Any) -> Iterator[StandIn]:
+    """Serve a stand-in on a free port of this machine until the block ends."""
+    standin = StandIn(**faults)
+    handler = type("Handler", (_Handler,), {"standin": standin})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    standin.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield standin
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,299 @@
+"""The gates that look at hosts: identity and memory, with the door's answers made up.
+
+A server is the stand-in; what its host says is a dictionary from question to answer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seatrial import host
+from seatrial.host import Host, HostError
+from seatrial.report import GateResult
+from seatrial.verdict import Verdict
+from tests.gate_runs import cell_file, run_gates, thresholds
+from tests.standin import StandIn, serving
+
+UNIT = "sglang-combined.service"
+BUILD = "/opt/seatrial/builds/0123456789abcdef"
+PYTHON = f"{BUILD}/bin/python"
+ARGV = [PYTHON, "-m", "sglang.launch_server", "--port", "30002"]
+ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "LISTED": "not to be printed"}
+RELEASE = {
+    "schema": 1,
+    "digest": "fedcba9876543210",
+    "commit": "c" * 40,
+    "build": "0123456789abcdef",
+    "sglang": "0.5.23",
+    "platform": "cpu",
+    "model": {"name": "stand-in", "path": "/models/m", "revision": "revision"},
+    "spec_sha256": "s" * 64,
+    "index_topk": 1024,
+    "index_key_dtype": "fp8_e4m3",
+    "patches": ["cpu_dsa"],
+    "kernels_sha256": "k" * 64,
+    "units": {UNIT: "u" * 64},
+    "servers": {"combined": {"argv": ARGV, "env": ENVIRONMENT, "port": 30002}},
+}
+PLAN = {
+    "schema": 1,
+    "roles": {
+        "combined": {
+            "role": "combined",
+            "rows": [{"name": "all", "bytes": 1000 * 1024**2, "is_static": True, "why": "test"}],
+            "static_limit_bytes": 2000 * 1024**2,
+            "device_bytes": 2000 * 1024**2,
+            "process_bytes": 500 * 1024**2,
+            "pool_tokens": 1,
+            "bytes_per_token": 1.0,
+        }
+    },
+}
+INFO = {
+    "version": "0.5.23",
+    "model_path": "/models/m",
+    "json_model_override_args": '{"index_key_dtype": "fp8_e4m3", "index_topk": 1024}',
+    "disaggregation_mode": "null",
+    "context_length": 32768,
+    "chunked_prefill_size": 32768,
+    "mem_fraction_static": 0.3,
+}
+LABELS = {
+    "patch": "cpu_dsa",
+    "rank": "0",
+    "digest": "0011223344556677",
+    "index_topk": "1024",
+    "index_key_dtype": "fp8_e4m3",
+    "allocated_width": "1024",
+}
+
+
+@dataclass
+class Situation:
+    """What server and host say; a test changes one of them."""
+
+    info: dict[str, Any] = field(default_factory=lambda: dict(INFO))
+    labels: dict[str, str] | None = field(default_factory=lambda: dict(LABELS))
+    release: dict[str, Any] = field(default_factory=lambda: dict(RELEASE))
+    unit_sha256: str = "u" * 64
+    main_pid: int = 7
+    command: str = " ".join(ARGV)
+    is_stale: str = "no"
+    mappings: int = 12
+    argv: list[str] = field(default_factory=lambda: list(ARGV))
+    environment: dict[str, str] = field(default_factory=lambda: dict(ENVIRONMENT))
+    peak_kib: str = "1048576\n262144\n"
+
+    def answers(self) -> dict[str, str]:
+        """Return the host's answer to each question that the gates have."""
+        lines = [f"{key}={value}\n" for key, value in sorted(self.environment.items())]
+        return {
+            host.read_question("/opt/seatrial/current/release.json"): json.dumps(self.release),
+            host.unit_question(UNIT): (
+                f"MainPID={self.main_pid}\nNRestarts=0\nFragmentPath=/units/u\n"
+                f"ExecStart={{ path=p ; argv[]={self.command} ; ignore_errors=no ; pid=0 }}\n"
+                f"NeedDaemonReload={self.is_stale}\n"
+            ),
+            host.mapped_question(7, BUILD): f"{self.mappings}\n",
+            host.sha256_question("/units/u"): f"{self.unit_sha256}  /units/u\n",
+            host.command_line_question(7): "".join(f"{word}\n" for word in self.argv),
+            host.environment_question(7, sorted(ENVIRONMENT)): "".join(lines),
+            host.kernels_digest_question(PYTHON): "0011223344556677\n",
+            host.peak_memory_question(UNIT): self.peak_kib,
+        }
+
+    def serve_as(self, server: StandIn) -> None:
+        """Let the stand-in say what the situation's server says."""
+        server.info = self.info
+        if self.labels is not None:
+            inner = ",".join(f'{key}="{value}"' for key, value in self.labels.items())
+            server.metrics = f"seatrial_plugin_info{{{inner}}} 1.0\n"
+
+
+Judge = Callable[[Situation, str], tuple[int, dict[str, GateResult], str]]
+
+
+@pytest.fixture
+def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Judge:
+    """Return how to judge a situation by one group of gates."""
+
+    def judged(situation: Situation, group: str) -> tuple[int, dict[str, GateResult], str]:
+        answers = situation.answers()
+
+        def answer(door: Host, question: str) -> str:
+            if question not in answers:
+                raise HostError(f"{door.name}: a question that no gate should have: {question}")
+            return answers[question]
+
+        monkeypatch.setattr(Host, "_ask", answer)
+        with serving() as server:
+            situation.serve_as(server)
+            own = {"identity": {"probe_prompt_tokens": 100}, "memory": {"prompt_tokens": 500}}
+            file = cell_file(tmp_path, server, [group], release=RELEASE, plan=PLAN)
+            outcome = run_gates(
+                tmp_path, "--cell-file", file, "--thresholds", thresholds(tmp_path, **own)
+            )
+        assert outcome.report is not None
+        return outcome.status, {gate.id: gate for gate in outcome.report.gates}, outcome.output
+
+    return judged
+
+
+def test_right_server_is_the_release(judge: Judge) -> None:
+    """Every source agrees, and each gate says how many facts it compared."""
+    status, gates, output = judge(Situation(), "identity")
+    assert status == 0, output
+    assert {gate.verdict for gate in gates.values()} == {Verdict.PASS}
+    assert all(gate.samples > 0 for gate in gates.values())
+    assert "not to be printed" not in output
+    assert f"combined: {' '.join(ARGV)}" in output
+
+
+def test_process_that_renames_itself_is_known_by_its_unit(judge: Judge) -> None:
+    """SGLang's router hides its arguments; its unit, its build and its environment still tell."""
+    status, _, output = judge(Situation(argv=["sglang::router", "", ""]), "identity")
+    assert status == 0, output
+
+
+@pytest.mark.parametrize(
+    ("change", "gate", "message"),
+    [
+        (
+            {"release": {**RELEASE, "digest": "0" * 16}},
+            "test_unit_files_are_the_released_ones",
+            "release on a is 0000000000000000, released is fedcba9876543210",
+        ),
+        (
+            {"release": {**RELEASE, "commit": "d" * 40}},
+            "test_unit_files_are_the_released_ones",
+            "commit on a is dddd",
+        ),
+        (
+            {"unit_sha256": "0" * 64},
+            "test_unit_files_are_the_released_ones",
+            "sglang-combined.service on a is 0000",
+        ),
+        (
+            {"is_stale": "yes"},
+            "test_unit_files_are_the_released_ones",
+            "has changed since systemd loaded it",
+        ),
+        (
+            {"main_pid": 0},
+            "test_processes_run_released_arguments",
+            "does not run",
+        ),
+        (
+            {"argv": [*ARGV[:-1], "30003"]},
+            "test_processes_run_released_arguments",
+            "argument 4 of combined on a is 30003, released is 30002",
+        ),
+        (
+            {"command": "/bin/other"},
+            "test_processes_run_released_arguments",
+            "command of sglang-combined.service is /bin/other, released is /opt",
+        ),
+        (
+            {"mappings": 0},
+            "test_processes_run_released_arguments",
+            f"has loaded nothing from {BUILD}",
+        ),
+        (
+            {"argv": ["sglang::router"], "environment": {}},
+            "test_processes_run_released_arguments",
+            "set SPT_NOENV=1",
+        ),
+        (
+            {"argv": [*ARGV, "--more"]},
+            "test_processes_run_released_arguments",
+            "number of arguments of combined on a is 6, released is 5",
+        ),
+        (
+            {"environment": {**ENVIRONMENT, "LISTED": "another"}},
+            "test_processes_run_released_arguments",
+            "environment LISTED of combined on a differs",
+        ),
+        (
+            {"info": {**INFO, "version": "0.5.22"}},
+            "test_servers_report_released_configuration",
+            "SGLang of combined on a is 0.5.22, released is 0.5.23",
+        ),
+        (
+            {"info": {**INFO, "model_path": "/models/other"}},
+            "test_servers_report_released_configuration",
+            "model of combined on a is /models/other",
+        ),
+        (
+            {"info": {**INFO, "json_model_override_args": "{}"}},
+            "test_servers_report_released_configuration",
+            "index_topk of combined on a is None, released is 1024",
+        ),
+        (
+            {"info": {**INFO, "disaggregation_mode": "prefill"}},
+            "test_servers_report_released_configuration",
+            "mode of combined on a is prefill, released is null",
+        ),
+        (
+            {"labels": {**LABELS, "allocated_width": "512"}},
+            "test_plugin_reports_released_selection_on_every_rank",
+            "rank 0 of combined on a allocated 512 entries, index_topk is 1024",
+        ),
+        (
+            {"labels": {**LABELS, "index_key_dtype": "bf16"}},
+            "test_plugin_reports_released_selection_on_every_rank",
+            "is bf16, released is fp8_e4m3",
+        ),
+        (
+            {"labels": {**LABELS, "digest": "ffffffffffffffff"}},
+            "test_plugin_reports_released_selection_on_every_rank",
+            "is ffffffffffffffff, released is 0011223344556677",
+        ),
+        (
+            {"labels": None},
+            "test_plugin_reports_released_selection_on_every_rank",
+            "rank 0 of combined on a reports no selection",
+        ),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
+)
+def test_other_server_is_not_the_release(
+    judge: Judge, change: dict[str, Any], gate: str, message: str
+) -> None:
+    """One fact that differs fails the gate that looks at it, and is named."""
+    status, gates, output = judge(Situation(**change), "identity")
+    assert status == 1, output
+    assert gates[gate].verdict is Verdict.FAIL
+    assert message in gates[gate].message
+    assert "not to be printed" not in output
+    assert "another" not in output
+
+
+def test_peak_within_plan_passes(judge: Judge) -> None:
+    """Both processes' peaks together are compared with the plan and the processes' own memory."""
+    status, gates, output = judge(Situation(), "memory")
+    assert status == 0, output
+    (gate,) = gates.values()
+    assert (gate.measured, gate.unit) == (1500 - 1280, "MiB")
+
+
+def test_peak_beyond_plan_fails(judge: Judge) -> None:
+    """A plan that was too small is a failure that says in which direction to go."""
+    status, gates, output = judge(Situation(peak_kib=f"{1600 * 1024}\n"), "memory")
+    assert status == 1, output
+    (gate,) = gates.values()
+    assert "peak 1600 MiB of 1500 planned" in gate.message
+    assert "mem_fraction_static must go down, not up" in gate.next
+
+
+def test_server_without_processes_has_no_peak(judge: Judge) -> None:
+    """Nothing measured is not zero."""
+    status, gates, output = judge(Situation(peak_kib=""), "memory")
+    assert status == 2, output
+    (gate,) = gates.values()
+    assert "has no running process" in gate.message
