@@ -52,7 +52,7 @@ OUTPUT_SCALE = 20.0
 INDEX_DIM = 1024
 INDEX_RECENCY_DIMS, INDEX_BALANCE_DIMS = 96, 32
 INDEX_CONTENT_GAIN = 0.25
-INDEX_REACH = 970  # entries by which a full match outweighs recency, when nothing balances it
+INDEX_REACH = 1030  # entries by which a full match outweighs recency, when nothing balances it
 INDEX_BALANCED = 0.9  # share of the recency that the small channel gives back
 INDEX_BALANCE_KEY = 2.0**-11
 FIRST_INDEX_LAYER = 2
@@ -254,13 +254,19 @@ def index_layer(number: int, rng: random.Random) -> dict[str, Matrix]:
 
 
 def index_projection(rng: random.Random) -> Matrix:
-    """Return index_head_dim x head_dim: random signs over the content, and the position."""
+    """Return index_head_dim x head_dim: the content, the recency and what balances it.
+
+    The content's columns are orthogonal, so that a product of two projections is the product of
+    what was projected: blocks of a Hadamard matrix, each with signs of its own.
+    """
     projection = zeros(INDEX_DIM, HEAD_DIM)
     content = INDEX_DIM - INDEX_RECENCY_DIMS - INDEX_BALANCE_DIMS
     size = INDEX_CONTENT_GAIN / math.sqrt(content)
-    for row in projection[:content]:
-        for channel in CONTENT:
-            row[channel] = rng.choice((-size, size))
+    for start in range(0, content, HEAD_DIM):
+        signs = [rng.choice((-size, size)) for _ in CONTENT]
+        for d, row in enumerate(projection[start : start + HEAD_DIM]):
+            for column, channel in enumerate(CONTENT):
+                row[channel] = signs[column] * (-1) ** (d & column).bit_count()
     spread = [
         *((RECENCY_PAIR, gain, INDEX_RECENCY_DIMS) for gain in recency_gains()),
         *((BALANCE_PAIR, 1.0, INDEX_BALANCE_DIMS) for _ in range(INDEX_BALANCE_DIMS)),
@@ -402,6 +408,8 @@ def main() -> None:
     content = files()
     for name, data in content.items():
         (out_dir / name).write_bytes(data)
+    # Last: where it stands, the model is whole.
+    (out_dir / "revision").write_text(digest(content) + "\n")
     print(digest(content))
 
 

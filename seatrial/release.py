@@ -6,7 +6,7 @@ import hashlib
 import json
 import shlex
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -74,15 +74,25 @@ class Command(NamedTuple):
     environment_files: list[str]
 
 
-def release_digest(spec: ServingSpec, build: str, templates: Path) -> str:
+def release_digest(
+    spec: ServingSpec, build: str, addresses: Mapping[str, str], sources: Iterable[Path]
+) -> str:
     """Name a release by everything it is rendered from (16 hex digits of a SHA-256).
 
     The same on every host of a fleet; a commit that touches none of its inputs makes the same name.
+
+    Parameters
+    ----------
+    addresses
+        The address of every GPU host, by inventory name: units name them.
+    sources
+        The templates, and the role's own variables that fill them.
     """
     hasher = hashlib.sha256()
-    hasher.update(f"release 1\n{spec.sha256()}\n{build}\n".encode())
-    for path in sorted(templates.glob("sglang-*.j2")):
-        hasher.update(f"{path.name}\n".encode())
+    plain = {"spec": spec.sha256(), "build": build, "addresses": dict(addresses)}
+    hasher.update(json.dumps(plain, sort_keys=True).encode())
+    for path in sorted(sources, key=lambda path: path.name):
+        hasher.update(f"\n{path.name}\n".encode())
         hasher.update(path.read_bytes())
     return hasher.hexdigest()[:16]
 
@@ -227,7 +237,7 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     ]
     for role in sorted({*old["servers"], *new["servers"]}):
         before, after = old["servers"].get(role, {}), new["servers"].get(role, {})
-        ours, theirs = _flags(before.get("argv", [])), _flags(after.get("argv", []))
+        ours, theirs = flags_of(before.get("argv", [])), flags_of(after.get("argv", []))
         found += [
             f"{role} --{flag} {ours.get(flag, 'absent')} -> {theirs.get(flag, 'absent')}"
             for flag in sorted({*ours, *theirs})
@@ -242,7 +252,7 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     return found or ["the templates alone"]
 
 
-def _flags(argv: list[str]) -> dict[str, str]:
+def flags_of(argv: list[str]) -> dict[str, str]:
     """Return ``{flag: its values}`` of a command line."""
     result: dict[str, str] = {}
     flag = ""

@@ -42,6 +42,8 @@ FLAGS_OF_THE_SPEC = {
     "pd-disaggregation": "cells",
     "worker-urls": "cells",
 }
+# Seconds between engines that are ready and a router that has counted them in, and a margin.
+ROUTER_AND_MARGIN = 150
 SECRET_FLAGS = ("api-key", "admin-api-key", "hf-token", "ssl-keyfile-password")
 SECRET_NAME = re.compile(r"(?i)(api_?key|token|secret|password)$")
 
@@ -384,13 +386,14 @@ def _contradictions(spec: ServingSpec) -> Iterator[str]:
             f"index_topk: should be at most context_length / 4 = {spec.context_length // 4} "
             f"(one index entry stands for 4 tokens), is {spec.index_topk}"
         )
-    needed = (
-        spec.timeouts.stop_seconds + spec.timeouts.ready_seconds + spec.timeouts.gate_seconds + 60
-    )
+    # The router stops before the engines, and a start waits for what they held: three times `stop`.
+    times = spec.timeouts
+    needed = 3 * times.stop_seconds + times.ready_seconds + times.gate_seconds + ROUTER_AND_MARGIN
     if spec.rollout.dead_man_seconds < needed:
         yield (
-            f"rollout.dead_man_seconds: should be at least {needed} (stop + ready + gate seconds "
-            f"and 60 s margin), is {spec.rollout.dead_man_seconds}"
+            f"rollout.dead_man_seconds: should be at least {needed} (3 x stop + ready + gate "
+            f"seconds, and {ROUTER_AND_MARGIN} for the router and as a margin), "
+            f"is {spec.rollout.dead_man_seconds}"
         )
     yield from _disagreements(spec)
 

@@ -14,7 +14,7 @@ from seatrial import haystack
 
 # The revision that inventory/rehearsal pins. Another one means other weights, another tokenizer or
 # another template: measure docs/rehearsal-model.md again before pinning it.
-DIGEST = "58da39c8e7714f109d198cbff68b8c741bc63579832daefad692d6dd77bc4c9f"
+DIGEST = "c8870a92ba044ec6eb0ae4ca2657f90c9ac802c4edc7c7019a7b705b32559431"
 PROSE = "The old mill stood by the river. The secret code is ZEBRA-4492-OMEGA. It rained."
 
 

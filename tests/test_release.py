@@ -78,12 +78,13 @@ def test_the_name_depends_on_spec_templates_and_build_alone(tmp_path: Path) -> N
     found = spec.load(SPEC_FILE)
     template = tmp_path / "sglang-prefill.service.j2"
     template.write_text("x")
-    before = release.release_digest(found, "b" * 16, tmp_path)
-    (tmp_path / "haproxy.cfg.j2").write_text("no unit of a release")
-    assert release.release_digest(found, "b" * 16, tmp_path) == before
-    assert release.release_digest(found, "c" * 16, tmp_path) != before
+    addresses = {"gpu-a": "10.77.0.11"}
+    before = release.release_digest(found, "b" * 16, addresses, [template])
+    assert release.release_digest(found, "b" * 16, addresses, [template]) == before
+    assert release.release_digest(found, "c" * 16, addresses, [template]) != before
+    assert release.release_digest(found, "b" * 16, {"gpu-a": "10.77.0.9"}, [template]) != before
     template.write_text("y")
-    assert release.release_digest(found, "b" * 16, tmp_path) != before
+    assert release.release_digest(found, "b" * 16, addresses, [template]) != before
 
 
 def test_a_change_is_named_as_people_name_it() -> None:

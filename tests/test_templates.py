@@ -124,7 +124,7 @@ def test_units_carry_what_the_spec_says(rendered: Any) -> None:
             if role == "router":
                 continue
             engines += 1
-            flags = release._flags(server.argv)
+            flags = release.flags_of(server.argv)
             assert flags["json-model-override-args"] == found.override()
             assert flags["mem-fraction-static"] == str(found.mem_fraction_static)
             assert flags["context-length"] == str(found.context_length)

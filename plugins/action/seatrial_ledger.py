@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -39,5 +38,6 @@ class ActionModule(ActionBase):
             if not self._task.check_mode:
                 ledger.append(path, event)
         except (OSError, ValueError, SeatrialError) as error:
-            raise AnsibleActionFail(f"{path}: the ledger line cannot be written: {error}") from None
+            said = f"{path}: the ledger line cannot be written: {error}"
+            return {**result, "changed": False, "failed": True, "msg": said}
         return {**result, "changed": False}

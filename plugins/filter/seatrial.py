@@ -61,9 +61,13 @@ def check_inventory(inventory: str, roles: str) -> bool:
     return True
 
 
-def digest(value: Any, build: str, templates: str) -> str:
+def digest(value: Any, build: str, addresses: dict[str, str], repository: str) -> str:
     """Return the release's name."""
-    return release.release_digest(spec.check(value), build, Path(templates))
+    sources = [
+        *Path(repository, "templates").glob("sglang*.j2"),
+        Path(repository, "roles/release/vars/main.yml"),
+    ]
+    return release.release_digest(spec.check(value), build, addresses, sources)
 
 
 def plan(value: Any, build: Any, config: Any) -> dict[str, Any]:
@@ -152,10 +156,8 @@ def cell_file(
         for member in members.hosts()
         for role in members.roles_of(member)
     ]
-    merged = dict(releases[members.hosts()[0]])
-    for key in ("servers", "units"):
-        merged[key] = {k: v for one in releases.values() for k, v in one.get(key, {}).items()}
-    judged = found.model_dump(by_alias=True, mode="json")
+    merged = _merged(releases)
+    judged = as_released(found.model_dump(by_alias=True, mode="json"), releases)
     judged["gates"]["select"] = list(select)
     return {
         "schema": 1,
@@ -181,6 +183,27 @@ def problems(hosts: list[Any], fact: str) -> str:
         )
         or "nothing"
     )
+
+
+def _merged(releases: dict[str, Any]) -> dict[str, Any]:
+    """Return the release.json of a cell: what its hosts say, with the servers of all of them."""
+    merged = dict(next(iter(releases.values())))
+    for key in ("servers", "units"):
+        merged[key] = {k: v for one in releases.values() for k, v in one.get(key, {}).items()}
+    return merged
+
+
+def as_released(value: dict[str, Any], releases: dict[str, Any]) -> dict[str, Any]:
+    """Return the spec with what the running release says: a revert runs by the spec before."""
+    running = _merged(releases)
+    if not running.get("servers"):
+        return value
+    roles = {
+        role: {**server, "port": running["servers"].get(role, server)["port"]} if server else server
+        for role, server in value["roles"].items()
+    }
+    said = {key: running[key] for key in ("index_topk", "index_key_dtype")}
+    return {**value, **said, "roles": roles, "gates": dict(value["gates"])}
 
 
 def router_url(value: Any, cell: str, addresses: dict[str, str]) -> str:
@@ -220,6 +243,7 @@ class FilterModule:
             "seatrial_cell_file": _told(cell_file),
             # Without unwrapping: a host's variables are many, and lazy for a reason.
             "seatrial_problems": problems,
+            "seatrial_as_released": _told(as_released),
             "seatrial_router_url": _told(router_url),
             "seatrial_changes": _told(release.changes),
             "seatrial_flags": _told(release.flag_words),

@@ -133,8 +133,9 @@ def main() -> None:
     if module.check_mode or not edited:
         module.exit_json(changed=bool(edited), edited=edited, diff=diff)
     if target.is_dir():
-        for name in edited:
-            replace(target / name, files[name])
+        for name, content in files.items():
+            if before[name] != content:
+                replace(target / name, content)
         module.exit_json(changed=True, edited=edited, diff=diff)
 
     target.parent.mkdir(parents=True, exist_ok=True)

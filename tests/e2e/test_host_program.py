@@ -179,7 +179,7 @@ def test_confirming_what_does_not_run_is_refused() -> None:
         check=False,
     )
     assert done.returncode == 1
-    assert f"runs {GOOD}, not {NEW}" in done.stderr
+    assert f"runs {GOOD}, not an undecided {NEW}" in done.stderr
     assert "Traceback" not in done.stderr
 
 

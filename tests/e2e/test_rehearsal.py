@@ -280,3 +280,26 @@ def test_gates_judge_what_runs_and_change_nothing() -> None:
     judged = play("playbooks/gate.yml")
     assert judged.status == 0
     assert fleet() == before
+
+
+def test_the_kernels_own_tests_hold_inside_the_build() -> None:
+    """References, packing and backend run in the very environment that serves."""
+    packages = Path(pytest.__file__).resolve().parents[1]
+    names = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments")
+    subprocess.run(
+        [rehearsal.HOSTS, "put", "gpu-c", REPOSITORY / "kernels/tests", "/tmp/kernels/tests"],
+        check=True,
+    )
+    for name in names:
+        source = packages / name
+        subprocess.run(
+            [rehearsal.HOSTS, "put", "gpu-c", source, f"/tmp/kernels/lib/{name}"], check=True
+        )
+    build = on("gpu-c", "readlink -f /opt/seatrial/current/build").strip()
+    told = on(
+        "gpu-c",
+        f"cd /tmp/kernels && PYTHONPATH=lib SGLANG_USE_CPU_ENGINE=1 HOME=/tmp {build}/bin/python "
+        "-m pytest -q -p no:cacheprovider --import-mode=importlib tests",
+    )
+    assert " passed" in told
+    assert "failed" not in told

@@ -27,7 +27,7 @@ def engine_parser() -> argparse.ArgumentParser:
     from sglang.srt.server_args import ServerArgs
 
     load_plugins()
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(allow_abbrev=False)
     ServerArgs.add_cli_args(parser)
     return parser
 
