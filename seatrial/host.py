@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import fabric
-import paramiko  # type: ignore[import-untyped]
+import paramiko
 from invoke.exceptions import CommandTimedOut, UnexpectedExit
 
 from seatrial.errors import SeatrialError
