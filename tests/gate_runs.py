@@ -85,7 +85,7 @@ def cell_file(folder: Path, server: StandIn, select: list[str], **change: Any) -
             "ready_seconds": 1,
             "gate_seconds": 1,
         },
-        "rollout": {"batches": [1], "dead_man_seconds": 100, "revert_scope": "cell"},
+        "rollout": {"batches": [1], "dead_man_seconds": 200, "revert_scope": "cell"},
         "gates": {"thresholds": "rehearsal", "select": select},
     }
     value = {

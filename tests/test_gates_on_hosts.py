@@ -23,7 +23,8 @@ from tests.standin import StandIn, serving
 UNIT = "sglang-combined.service"
 BUILD = "/opt/seatrial/builds/0123456789abcdef"
 PYTHON = f"{BUILD}/bin/python"
-ARGV = [PYTHON, "-m", "sglang.launch_server", "--port", "30002"]
+LIMITS = "--context-length 32768 --chunked-prefill-size 32768 --mem-fraction-static 0.3"
+ARGV = [PYTHON, "-m", "sglang.launch_server", *LIMITS.split(), "--port", "30002"]
 ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "LISTED": "not to be printed"}
 RELEASE = {
     "schema": 1,
@@ -170,9 +171,9 @@ def test_process_that_renames_itself_is_known_by_its_unit(judge: Judge) -> None:
             "release on a is 0000000000000000, released is fedcba9876543210",
         ),
         (
-            {"release": {**RELEASE, "commit": "d" * 40}},
-            "test_unit_files_are_the_released_ones",
-            "commit on a is dddd",
+            {"info": {**INFO, "context_length": 16384}},
+            "test_servers_report_released_configuration",
+            "context-length of combined on a is 16384, released is 32768",
         ),
         (
             {"unit_sha256": "0" * 64},
@@ -192,7 +193,7 @@ def test_process_that_renames_itself_is_known_by_its_unit(judge: Judge) -> None:
         (
             {"argv": [*ARGV[:-1], "30003"]},
             "test_processes_run_released_arguments",
-            "argument 4 of combined on a is 30003, released is 30002",
+            "argument 10 of combined on a is 30003, released is 30002",
         ),
         (
             {"command": "/bin/other"},
@@ -212,7 +213,7 @@ def test_process_that_renames_itself_is_known_by_its_unit(judge: Judge) -> None:
         (
             {"argv": [*ARGV, "--more"]},
             "test_processes_run_released_arguments",
-            "number of arguments of combined on a is 6, released is 5",
+            "number of arguments of combined on a is 12, released is 11",
         ),
         (
             {"environment": {**ENVIRONMENT, "LISTED": "another"}},

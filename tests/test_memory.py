@@ -78,7 +78,7 @@ def serving_spec(platform: str, args: dict[str, Any], **change: Any) -> ServingS
             "ready_seconds": 1,
             "gate_seconds": 1,
         },
-        "rollout": {"batches": [1], "dead_man_seconds": 100, "revert_scope": "cell"},
+        "rollout": {"batches": [1], "dead_man_seconds": 200, "revert_scope": "cell"},
         "gates": {"thresholds": "rehearsal", "select": ["window"]},
     }
     return spec.check(value | change)
