@@ -1,0 +1,104 @@
+"""What playbooks ask the library decides which cells move, and by what a cell is judged."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+from ansible.errors import AnsibleFilterError
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+SPEC_FILE = REPOSITORY / "inventory/rehearsal/group_vars/all/serving_spec.yml"
+HOSTS = ["gpu-a", "gpu-b", "gpu-c"]
+OLD, NEW = "0" * 16, "1" * 16
+
+
+@pytest.fixture(scope="module")
+def filters() -> ModuleType:
+    """Return the filter plugin as Ansible loads it."""
+    path = REPOSITORY / "plugins/filter/seatrial.py"
+    loader = importlib.util.spec_from_file_location("filters", path)
+    assert loader is not None
+    assert loader.loader is not None
+    module = importlib.util.module_from_spec(loader)
+    loader.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def plain() -> dict[str, Any]:
+    """Return the rehearsal's spec, every key in place."""
+    value: dict[str, Any] = yaml.safe_load(SPEC_FILE.read_text())["serving_spec"]
+    return value
+
+
+def status(**changed: Any) -> dict[str, Any]:
+    """Return what a settled host says, but for what is changed."""
+    return {"current": NEW, "last_good": NEW, "active": True, "pending": None, **changed}
+
+
+def test_a_settled_fleet_does_not_move(filters: ModuleType, plain: dict[str, Any]) -> None:
+    """Nothing to do is nothing done."""
+    found = filters.moves(plain, NEW, {host: status() for host in HOSTS})
+    assert found == {"cells": [], "hosts": [], "sizes": []}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"current": OLD}, {"last_good": OLD}, {"active": False}, {"pending": {"release": NEW}}],
+)
+def test_a_cell_moves_whole_when_one_of_its_hosts_is_not_settled(
+    filters: ModuleType, plain: dict[str, Any], changed: dict[str, Any]
+) -> None:
+    """A rollout that died in between is finished by the next."""
+    found = filters.moves(
+        plain, NEW, {**{host: status() for host in HOSTS}, "gpu-b": status(**changed)}
+    )
+    assert found == {"cells": ["one"], "hosts": ["gpu-a", "gpu-b"], "sizes": [2]}
+
+
+def test_batches_keep_whole_cells_together(filters: ModuleType, plain: dict[str, Any]) -> None:
+    """The sizes that Ansible's `serial` takes are hosts; cells are never cut."""
+    plain["rollout"]["batches"] = [2]
+    found = filters.moves(plain, NEW, {host: status(current=OLD) for host in HOSTS})
+    assert found["sizes"] == [3]
+
+
+def test_a_revert_is_judged_by_what_ran_before(filters: ModuleType, plain: dict[str, Any]) -> None:
+    """Ports and index settings come from the running release, not from the merge that failed."""
+    running = {
+        "index_topk": 1024,
+        "index_key_dtype": "fp8_e4m3",
+        "servers": {"router": {"port": 8000}, "combined": {"port": 30002}},
+    }
+    plain["index_topk"] = 512
+    plain["roles"]["router"]["port"] = 9999
+    found = filters.as_released(plain, {"gpu-c": running})
+    assert found["index_topk"] == 1024
+    assert found["roles"]["router"]["port"] == 8000
+    assert plain["roles"]["router"]["port"] == 9999
+
+
+def test_spec_values_from_elsewhere_than_the_file_are_refused(
+    filters: ModuleType, plain: dict[str, Any]
+) -> None:
+    """`-e serving_spec=...` would serve what no commit says."""
+    check = filters.FilterModule().filters()["seatrial_check"]
+    assert check(plain, str(SPEC_FILE), HOSTS)["index_topk"] == 1024
+    plain["index_topk"] = 512
+    with pytest.raises(AnsibleFilterError, match="should come from"):
+        check(plain, str(SPEC_FILE), HOSTS)
+
+
+def test_a_host_without_facts_is_named_all_the_same(filters: ModuleType) -> None:
+    """An unreachable host knows no reason."""
+    hosts = [
+        {"inventory_hostname": "a", "cell_is_switched": True},
+        {"inventory_hostname": "b", "cell_problem": "no disk"},
+        {"inventory_hostname": "c"},
+    ]
+    assert filters.problems(hosts, "cell_is_switched") == "b: no disk; c: no answer"
