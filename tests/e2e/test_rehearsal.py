@@ -285,7 +285,7 @@ def test_gates_judge_what_runs_and_change_nothing() -> None:
 def test_the_kernels_own_tests_hold_inside_the_build() -> None:
     """References, packing and backend run in the very environment that serves."""
     packages = Path(pytest.__file__).resolve().parents[1]
-    names = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments")
+    names = ("pytest", "_pytest", "py.py", "pluggy", "iniconfig", "packaging", "pygments")
     subprocess.run(
         [rehearsal.HOSTS, "put", "gpu-c", REPOSITORY / "kernels/tests", "/tmp/kernels/tests"],
         check=True,
