@@ -13,8 +13,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from seatrial.errors import SeatrialError
 
-OUTCOMES = ("promoted", "reverted", "refused", "unchanged", "failed")
-
 
 class LedgerError(SeatrialError):
     """The ledger cannot be read or written."""

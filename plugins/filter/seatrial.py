@@ -110,11 +110,12 @@ def moves(value: Any, wanted: str, status: dict[str, Any]) -> dict[str, Any]:
     A cell is left alone when each of its hosts runs the wanted release, confirmed and promoted.
     """
     cells, hosts, sizes = [], [], []
-    for batch in spec.batches(spec.check(value)):
+    found = spec.check(value)
+    for batch in spec.batches(found):
         moving = [
-            cell for cell in batch.cells if not _is_settled(value["cells"][cell], wanted, status)
+            cell for cell in batch.cells if not _is_settled(found.cells[cell], wanted, status)
         ]
-        in_batch = [host for cell in moving for host in spec.check(value).cells[cell].hosts()]
+        in_batch = [host for cell in moving for host in found.cells[cell].hosts()]
         if moving:
             cells += moving
             hosts += in_batch
@@ -122,8 +123,8 @@ def moves(value: Any, wanted: str, status: dict[str, Any]) -> dict[str, Any]:
     return {"cells": cells, "hosts": hosts, "sizes": sizes}
 
 
-def _is_settled(cell: Any, wanted: str, status: dict[str, Any]) -> bool:
-    hosts = [status[host] for host in spec.Cell.model_validate(cell).hosts()]
+def _is_settled(cell: spec.Cell, wanted: str, status: dict[str, Any]) -> bool:
+    hosts = [status[host] for host in cell.hosts()]
     return all(
         host["current"] == host["last_good"] == wanted and host["active"] and not host["pending"]
         for host in hosts
