@@ -73,7 +73,7 @@ up() {
   for name in "${NAMES[@]}"; do
     is_booted "$name" || { boot "$name" && booted+=("$name"); }
   done
-  await_all
+  await "${NAMES[@]}"
   touch "$STATE/complete"
   trap - EXIT
   if ((${#booted[@]})); then say "booted ${booted[*]}"; else say "already up: ${NAMES[*]}"; fi
@@ -223,9 +223,9 @@ run_host() {
     --capability=CAP_BPF,CAP_PERFMON --system-call-filter=bpf
 }
 
-await_all() {
+await() {
   local name deadline=$((SECONDS + BOOT_SECONDS))
-  for name in "${NAMES[@]}"; do
+  for name in "$@"; do
     until is_answering "$name"; do
       ! is_frozen "$name" || die "$name is frozen; 'hosts.sh thaw $name' first."
       ! is_cut "$name" || die "$name's cable is pulled; 'hosts.sh mend $name' first."
@@ -350,7 +350,10 @@ host_thaw() { echo 0 >"$(host_cgroup "$1")/cgroup.freeze"; }
 
 host_cut() { ip -n "$NAMESPACE" link set "to-$1" down; }
 
-host_mend() { ip -n "$NAMESPACE" link set "to-$1" up; }
+host_mend() { # and wait for the host to be heard again, which takes up to a second
+  ip -n "$NAMESPACE" link set "to-$1" up
+  if is_booted "$1" && ! is_frozen "$1"; then await "$1"; fi
+}
 
 host_poweroff() { end_host "$1"; }
 
