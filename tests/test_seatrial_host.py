@@ -144,7 +144,7 @@ def test_confirming_and_reverting_exclude_each_other(host: Host) -> None:
     for _ in range(5):
         host("arm", NEW, "60")
         host("activate", NEW)
-        done = {}
+        done: dict[str, int] = {}
 
         def call(*words: str, done: dict[str, int] = done) -> None:
             done[words[0]] = host.call(*words).returncode
