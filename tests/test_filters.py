@@ -38,7 +38,8 @@ def plain() -> dict[str, Any]:
 
 def status(**changed: Any) -> dict[str, Any]:
     """Return what a settled host says, but for what is changed."""
-    return {"current": NEW, "last_good": NEW, "active": True, "pending": None, **changed}
+    settled = {"current": NEW, "last_good": NEW, "active": True, "pending": None, "drift": {}}
+    return {**settled, **changed}
 
 
 def test_a_settled_fleet_does_not_move(filters: ModuleType, plain: dict[str, Any]) -> None:
@@ -49,7 +50,13 @@ def test_a_settled_fleet_does_not_move(filters: ModuleType, plain: dict[str, Any
 
 @pytest.mark.parametrize(
     "changed",
-    [{"current": OLD}, {"last_good": OLD}, {"active": False}, {"pending": {"release": NEW}}],
+    [
+        {"current": OLD},
+        {"last_good": OLD},
+        {"active": False},
+        {"pending": {"release": NEW}},
+        {"drift": {"sglang-decode.service": "runs with other arguments"}},
+    ],
 )
 def test_a_cell_moves_whole_when_one_of_its_hosts_is_not_settled(
     filters: ModuleType, plain: dict[str, Any], changed: dict[str, Any]
