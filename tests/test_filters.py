@@ -128,7 +128,10 @@ def test_a_fleet_that_agrees_is_not_split(filters: ModuleType, plain: dict[str, 
         ),
         (
             {"gpu-b": {"current": OLD}},
-            f"split: gpu-a of cell one runs {NEW}, gpu-b of cell one runs {OLD}, cell two runs {NEW}",
+            (
+                f"split: gpu-a of cell one runs {NEW}, gpu-b of cell one runs {OLD}, "
+                f"cell two runs {NEW}"
+            ),
         ),
         (
             {"gpu-c": {"pending": {"release": NEW}}},
