@@ -321,6 +321,7 @@ def _judged(
         verdict=verdict,
         measured=recorder.measured,
         bound=recorder.bound,
+        bound_is=recorder.bound_is,
         unit=recorder.unit,
         samples=recorder.samples,
         message=message,

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from seatrial.details import Details
-from seatrial.verdict import Verdict, number, words
+from seatrial.verdict import SIGNS, BoundIs, Verdict, number, words
 
 WIDTH = 96
 _INDENT = " " * 10
@@ -29,7 +29,8 @@ class GateResult(_Strict):
         group: what ``gates.select`` of the spec calls its file.
         claim: one sentence that can be false.
         measured: what was measured, in ``unit``; None if nothing was.
-        bound: the least that ``measured`` may be; None if nothing was measured.
+        bound: the least (or the most) that ``measured`` may be; None if nothing was measured.
+        bound_is: whether ``bound`` is the least or the most.
         samples: how many observations ``measured`` stands for.
         message: what a person should know beyond the numbers.
         next: what to do about it; empty for PASS.
@@ -43,6 +44,7 @@ class GateResult(_Strict):
     verdict: Verdict
     measured: float | None = None
     bound: float | None = None
+    bound_is: BoundIs = "min"
     unit: str = ""
     samples: int = 0
     message: str = ""
@@ -155,7 +157,7 @@ def final_sentence(gates: Sequence[GateResult]) -> str:
     if decided.measured is not None and decided.bound is not None:
         numbers = (
             f": measured {number(decided.measured)} {decided.unit}, "
-            f"bound >= {number(decided.bound)}"
+            f"bound {SIGNS[decided.bound_is]} {number(decided.bound)}"
         )
     why = numbers or f": {decided.message}"
     return f"{_short(decided.id)}: {verdict.value}{why.rstrip('.')}. {decided.next}".strip()
@@ -169,7 +171,8 @@ def _row(gate: GateResult, wide: int) -> list[str]:
     """Return a measured gate's line, and why and what next unless it passed."""
     name = textwrap.wrap(words(gate.id), wide)
     measured = "-" if gate.measured is None else number(gate.measured)
-    bound = "" if gate.bound is None else f">= {number(gate.bound)} {gate.unit}"
+    sign = SIGNS[gate.bound_is]
+    bound = "" if gate.bound is None else f"{sign} {number(gate.bound)} {gate.unit}"
     samples = f", n = {gate.samples}"
     lines = [f"{gate.verdict.value:9} {name[0]:{wide}} {measured:>9}  {bound}{samples}"]
     lines += [f"{'':9} {rest}" for rest in name[1:]]
