@@ -15,19 +15,23 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from seatrial import baseline as baselines
 from seatrial import cell as cells
 from seatrial import report as reports
 from seatrial import thresholds as threshold_files
+from seatrial.baseline import Baseline
 from seatrial.cell import Cell, CellError, CellServer
 from seatrial.engine import Answer, Engine, EngineError, launch_command
 from seatrial.errors import SeatrialError
 from seatrial.haystack import Layout, Ruler, ask_at_length
 from seatrial.host import Host
+from seatrial.recall import Corpus, Examiner, Scale, load_corpus
 from seatrial.report import GateResult, NotSelected, Report
 from seatrial.thresholds import Thresholds
 from seatrial.verdict import InvalidMeasurementError, Recorder, Verdict, judge
@@ -36,6 +40,8 @@ GROUPS = {
     "readiness": "the cell answers",
     "identity": "the running servers are the release",
     "window": "needles at known places are recalled",
+    "recall": "needles are recalled at all lengths and depths",
+    "comparison": "no less is recalled than by the last good release",
     "throughput": "tokens per second, as Prometheus counts them",
     "memory": "peak memory against the plan",
 }
@@ -46,6 +52,7 @@ reads the peak that the gates before it have left.
 """
 
 THRESHOLDS = Path(__file__).parent / "thresholds"
+CORPUS = Path(__file__).parent / "corpora/us-constitution.txt"
 BY_HAND_THRESHOLDS = "any-server"
 CACHED_SHARE_MAX = 0.05
 """A chat template's own first tokens may come from the prefix cache; a haystack must not."""
@@ -68,6 +75,7 @@ class Run:
     is_by_hand: bool = False
     report_dir: Path | None = None
     api_key: str | None = None
+    baseline: Baseline | None = None
     problem: str = ""
     server_arguments: dict[str, str] = field(default_factory=dict)
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
@@ -85,6 +93,8 @@ class Run:
         listed = dict(self.thresholds.not_applicable)
         if self.is_by_hand:
             listed |= self.thresholds.not_applicable_by_hand
+        if self.baseline is None:
+            listed |= self.thresholds.not_applicable_without_last_good
         return listed
 
     def reason(self, item: pytest.Item) -> str:
@@ -109,6 +119,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--report-dir", type=Path, help="write report.json, report.txt, junit.xml here")
     group.addoption("--seed", type=int, help="repeat the prompts of an earlier run")
+    group.addoption("--corpus", type=Path, default=CORPUS, help="a text to hide needles in")
+    group.addoption(
+        "--against", type=Path, help="compare with an earlier run's report.json, by hand"
+    )
     group.addoption("--api-key-file", type=Path, help="file with the key that the URL asks for")
 
 
@@ -143,6 +157,9 @@ def _read_options(config: pytest.Config, run: Run) -> None:
     else:
         run.cell = cells.load(options.cell_file)
     run.thresholds = threshold_files.load(THRESHOLDS, options.thresholds or run.cell.thresholds)
+    run.baseline = run.cell.baseline
+    if options.against is not None:
+        run.baseline = baselines.of_report(options.against)
     if options.api_key_file is not None:
         try:
             run.api_key = options.api_key_file.read_text().strip()
@@ -505,3 +522,27 @@ def ask(router: Engine, ruler: Ruler, gate: Recorder) -> Ask:
         return answer
 
     return send
+
+
+@pytest.fixture(scope="session")
+def corpus(request: pytest.FixtureRequest) -> Callable[[], Corpus]:
+    """Return how to read the text that needles are hidden in; it is read once, when it is needed.
+
+    A text that cannot be read is the trouble of the gates that want it, and of no other.
+    """
+    path: Path = request.config.option.corpus
+    return cache(lambda: load_corpus(path))
+
+
+@pytest.fixture(scope="session")
+def examiner(run: Run, router: Engine, corpus: Callable[[], Corpus]) -> Callable[[str], Examiner]:
+    """Return who asks for needles, with the room for answers that a section of thresholds gives."""
+    scale = Scale()
+
+    def with_section(name: str) -> Examiner:
+        if run.thresholds is None:
+            raise InvalidMeasurementError("There are no thresholds to judge by.")
+        tokens = run.thresholds.section(name).answer_tokens
+        return Examiner(router, tokens, corpus, CACHED_SHARE_MAX, scale)
+
+    return with_section

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from seatrial.baseline import Baseline
 from seatrial.errors import SeatrialError
 from seatrial.memory import MemoryPlan
 from seatrial.release import Release
@@ -56,6 +57,9 @@ class Cell(_Strict):
     """One cell: the servers that serve together, and what they should be.
 
     By hand there may be only a URL; then release, spec and plan are None and ``servers`` is empty.
+
+    Attributes:
+        baseline: what the gates found on the last good release; None if nothing is known.
     """
 
     schema_: Annotated[Literal[1], Field(alias="schema")]
@@ -66,6 +70,7 @@ class Cell(_Strict):
     release: Release | None = None
     spec: ServingSpec | None = None
     plan: MemoryPlan | None = None
+    baseline: Baseline | None = None
     thresholds: str
     ssh_config: Path | None = None
 

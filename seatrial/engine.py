@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Self
@@ -13,6 +15,9 @@ import requests
 from seatrial.errors import SeatrialError
 
 CONNECT_SECONDS = 5.0
+
+Message = tuple[str, str]
+"""Who speaks (user, assistant), and what."""
 
 _SECRET_FLAG = re.compile(r"(?i)^--\S*(key|token|secret|password)$")
 _SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)")
@@ -93,15 +98,16 @@ class Engine:
         finish = _mapping(_mapping(meta).get("finish_reason")).get("type")
         return self._answer("/generate", _mapping(content).get("text"), meta, finish, seconds)
 
-    def chat(self, message: str, tokens: int) -> Answer:
-        """Send one user message greedily and return the reply of at most ``tokens``.
+    def chat(self, message: str | Sequence[Message], tokens: int) -> Answer:
+        """Send a user message, or a conversation, greedily; return the reply of at most ``tokens``.
 
         Raises:
             EngineError: no answer, an error status, or an answer without token counts.
         """
+        messages = [("user", message)] if isinstance(message, str) else message
         body = {
             "model": self.model(),
-            "messages": [{"role": "user", "content": message}],
+            "messages": [{"role": role, "content": text} for role, text in messages],
             "temperature": 0,
             "max_tokens": tokens,
         }
@@ -242,6 +248,17 @@ def launch_command(info: dict[str, Any]) -> str:
         else:
             shown.append(word)
     return " ".join(shown) or "unknown"
+
+
+def model_override(info: dict[str, Any]) -> dict[str, Any]:
+    """Return what a server's ``/server_info`` says was changed in the model's configuration."""
+    said = info.get("json_model_override_args")
+    if isinstance(said, dict):
+        return said
+    try:
+        return _mapping(json.loads(str(said)))
+    except ValueError:
+        return {}
 
 
 def parse_metrics(page: str) -> list[Sample]:

@@ -164,13 +164,20 @@ def build(seed: int, characters: int, layout: Layout, opening: int = 0) -> str:
     fixed = len(first) + len(layout.depths) * (len(NEEDLE) + 1) + len(QUESTION) + 3
     prose = _prose(draw, max(0, characters - fixed))
     for depth in sorted(layout.depths, reverse=True):
-        prose.insert(_sentence_at(prose, depth), NEEDLE)
+        prose.insert(sentence_at(prose, depth), NEEDLE)
     return f"{' '.join([first, *prose])}\n\n{QUESTION}"
 
 
-def is_recalled(answer: str) -> bool:
+def is_recalled(answer: str, secret: str = SECRET) -> bool:
     """Say whether the answer names the secret, and no other word that looks like a code."""
-    return set(_CODE.findall(answer)) == {SECRET}
+    return set(_CODE.findall(answer)) == {secret}
+
+
+def fresh_secret(draw: random.Random) -> str:
+    """Return a code of the shape of :data:`SECRET` that nobody has seen."""
+    letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    first, last = ("".join(draw.choices(letters, k=5)) for _ in range(2))
+    return f"{first}-{draw.randrange(10000):04d}-{last}"
 
 
 def _prose(draw: random.Random, characters: int) -> list[str]:
@@ -178,18 +185,18 @@ def _prose(draw: random.Random, characters: int) -> list[str]:
     sentences: list[str] = []
     left = characters
     while left > 0:
-        sentence = _sentence(draw)
-        if len(sentence) + 1 > left:
-            sentence = _shortened(sentence, left - 1)
-            if sentence:
-                sentences.append(sentence)
+        drawn = sentence(draw)
+        if len(drawn) + 1 > left:
+            drawn = _shortened(drawn, left - 1)
+            if drawn:
+                sentences.append(drawn)
             break
-        sentences.append(sentence)
-        left -= len(sentence) + 1
+        sentences.append(drawn)
+        left -= len(drawn) + 1
     return sentences
 
 
-def _sentence(draw: random.Random) -> str:
+def sentence(draw: random.Random) -> str:
     """Return one sentence of nine to eighteen words."""
 
     def thing() -> str:
@@ -212,7 +219,7 @@ def _shortened(sentence: str, characters: int) -> str:
     return f"{' '.join(words)}." if words else ""
 
 
-def _sentence_at(prose: Sequence[str], depth: float) -> int:
+def sentence_at(prose: Sequence[str], depth: float) -> int:
     """Return before which sentence the share ``depth`` of the characters has passed."""
     wanted = depth * sum(len(sentence) + 1 for sentence in prose)
     passed = 0
