@@ -33,6 +33,7 @@ Kind = Literal[
 ]
 ROLES = {unit: role for role, unit in UNITS.items()}
 UNIT_FOLDERS = ("/etc/systemd/system", "/etc/systemd/system/multi-user.target.wants")
+SHOWN = 2  # names of touched files in one line of the table
 # What release.json says of where it came from; the same release may come from several commits.
 NAMED_ONLY = ("commit",)
 
@@ -408,13 +409,13 @@ class _Judge:
             elif not build.has_python:
                 yield self._say("build", f"{what}: bin/python", "runs", "does not", again)
             elif build.touched:
-                names = ", ".join(build.touched_first)
-                more = build.touched - len(build.touched_first)
+                names = ", ".join(build.touched_first[:SHOWN])
+                more = build.touched - SHOWN
                 yield self._say(
                     "build",
                     f"{what}: {build.entries} files and folders",
                     "untouched since it was put there",
-                    f"{build.touched} touched: {names}" + (f" and {more} more" if more else ""),
+                    f"{build.touched} touched: {names}" + (f" and {more} more" if more > 0 else ""),
                     again,
                 )
 
