@@ -369,15 +369,15 @@ class _Judge:
         )
 
     def _releases(self, seen: GpuHost) -> Iterator[Difference]:
-        for name in ("current", "last_good"):
-            digest = getattr(seen, name)
+        deploy = self._commands.deploy
+        links = {"current": seen.current, "last_good": seen.last_good}
+        for digest in dict.fromkeys(links.values()):
+            names = " and ".join(name for name, found in links.items() if found == digest)
             if digest != self._wanted.release:
-                said = digest or "nothing"
-                yield self._say("release", name, self._wanted.release, said, self._commands.deploy)
+                found = digest or "nothing"
+                yield self._say("release", names, self._wanted.release, found, deploy)
             if digest and seen.releases.get(digest) is None:
-                yield self._say(
-                    "release", f"{name}: its folder", "there", "gone", self._commands.deploy
-                )
+                yield self._say("release", f"{names}: the folder", "there", "gone", deploy)
 
     def _decision(self, seen: GpuHost) -> Iterator[Difference]:
         pending = seen.pending
@@ -392,7 +392,7 @@ class _Judge:
             )
 
     def _builds(self, seen: GpuHost) -> Iterator[Difference]:
-        used = {self._wanted.build, *(one.build for one in seen.releases.values() if one)} - {""}
+        used = {one.build for one in seen.releases.values() if one} - {""}
         for digest in sorted(used):
             what, build = f"build {digest}", seen.builds.get(digest)
             folder = f"/opt/seatrial/builds/{digest}"
