@@ -13,6 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from seatrial.errors import SeatrialError
 
+ALONE = ("reverting", "stays as it is", "revert failed", "guard", "fleet lock taken over")
+"""Events of a host's own journal that a person should hear of."""
+
 
 class LedgerError(SeatrialError):
     """The ledger cannot be read or written."""
@@ -21,9 +24,11 @@ class LedgerError(SeatrialError):
 class Event(BaseModel):
     """One line. ``event`` says what the other fields mean.
 
-    ``begin`` opens a rollout (data: commit, release, previous, who); ``phase`` says that a cell
-    entered a phase (or the fleet, where ``cell`` is empty); ``gates`` carries a cell's verdicts
-    (data: the gate report); ``end`` closes it (data: outcome, reason, next).
+    ``begin`` opens a rollout (data: commit, release, previous, who, found: how the hosts
+    disagreed); ``phase`` says that a cell entered a phase (or the fleet, where ``cell`` is empty);
+    ``gates`` carries a cell's verdicts (data: the gate report); ``host`` what a host noted in its
+    own journal since the last such line (data: host, lines, count); ``end`` closes the rollout
+    (data: outcome, reason).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -31,7 +36,7 @@ class Event(BaseModel):
     schema_: Annotated[Literal[1], Field(alias="schema")] = 1
     time: datetime
     rollout: Annotated[str, Field(min_length=1)]
-    event: Literal["begin", "phase", "gates", "end"]
+    event: Literal["begin", "phase", "gates", "host", "end"]
     cell: str = ""
     phase: str = ""
     data: dict[str, Any] = {}
@@ -92,6 +97,23 @@ def _events(path: Path, rollout: str) -> Iterator[Event]:
             yield event
 
 
+def unfinished(events: list[Event]) -> list[str]:
+    """Return the rollouts that began and never ended: their controllers died."""
+    ended = {event.rollout for event in events if event.event == "end"}
+    began = [event.rollout for event in events if event.event == "begin"]
+    return [rollout for rollout in dict.fromkeys(began) if rollout not in ended]
+
+
+def lines_of(events: list[Event], host: str) -> int:
+    """Return how many lines of the host's own journal are in the ledger already."""
+    counts = [
+        int(event.data["count"])
+        for event in events
+        if event.event == "host" and event.data.get("host") == host
+    ]
+    return counts[-1] if counts else 0
+
+
 def phases(events: list[Event]) -> list[Phase]:
     """Return the phases in order; each lasts until the same cell's next one, or the end."""
     marks = [event for event in events if event.event in ("phase", "end")]
@@ -141,6 +163,7 @@ def summary(events: list[Event]) -> str:
         f"commit    {begin.data.get('commit', '?')[:12]}",
         f"release   {begin.data.get('release', '?')}",
         f"before    {begin.data.get('previous') or 'nothing'}",
+        *([f"found     {begin.data['found']}"] if begin.data.get("found") else []),
         "",
         "phase".ljust(34) + "seconds",
     ]
@@ -156,6 +179,21 @@ def summary(events: list[Event]) -> str:
     for event in events:
         if event.event == "gates":
             lines += ["", *event.data.get("lines", [])]
+    alone = [*_by_themselves(events)]
+    if alone:
+        lines += ["", "what hosts did by themselves", *alone]
     if end and end.data.get("reason"):
         lines += ["", end.data["reason"]]
     return "\n".join(lines)
+
+
+def _by_themselves(events: list[Event]) -> Iterator[str]:
+    """Yield what hosts noted that no rollout had told them to do."""
+    for event in events:
+        if event.event != "host":
+            continue
+        for line in event.data["lines"]:
+            if line["event"] in ALONE:
+                when = datetime.fromtimestamp(line["time"], UTC).strftime("%H:%M:%S")
+                reason = f": {line['reason']}" if line.get("reason") else ""
+                yield f"{when} {event.data['host']} {line['event']}{reason}"

@@ -42,8 +42,8 @@ FLAGS_OF_THE_SPEC = {
     "pd-disaggregation": "cells",
     "worker-urls": "cells",
 }
-# Seconds between engines that are ready and a router that has counted them in, and a margin.
-ROUTER_AND_MARGIN = 150
+# Seconds that a cell's rollout may spend between its steps: Ansible's own, and the entry's.
+BETWEEN_STEPS_SECONDS = 90
 SECRET_FLAGS = ("api-key", "admin-api-key", "hf-token", "ssl-keyfile-password")
 SECRET_NAME = re.compile(r"(?i)(api_?key|token|secret|password)$")
 
@@ -161,15 +161,20 @@ class Timeouts(_Strict):
     drain_seconds: Seconds
     stop_seconds: Seconds
     ready_seconds: Seconds
+    router_seconds: Seconds
     gate_seconds: Seconds
 
 
 class Rollout(_Strict):
-    """Cells per batch, canary first; when an untold host reverts; what a failure undoes."""
+    """Cells per batch, canary first; when an untold host reverts; what a failure undoes.
+
+    ``keep_releases`` is how many earlier releases a host keeps beside what runs and last_good.
+    """
 
     batches: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)]
     dead_man_seconds: Seconds
     revert_scope: Literal["fleet", "cell"]
+    keep_releases: Annotated[int, Field(ge=0, le=1000)]
 
 
 class Gates(_Strict):
@@ -302,6 +307,15 @@ def batches(spec: ServingSpec) -> list[Batch]:
     return result
 
 
+def lease_seconds(spec: ServingSpec) -> int:
+    """Return the seconds after which a rollout that holds the fleet lock is over for sure.
+
+    Each batch ends, or its hosts go back by themselves, within the dead man's time; reverting the
+    fleet at the end takes no longer than one more.
+    """
+    return (len(batches(spec)) + 1) * spec.rollout.dead_man_seconds
+
+
 def check_hosts(spec: ServingSpec, gpu_hosts: list[str]) -> None:
     """Check that the cells and the inventory group ``gpu_hosts`` name the same hosts.
 
@@ -388,11 +402,12 @@ def _contradictions(spec: ServingSpec) -> Iterator[str]:
         )
     # The router stops before the engines, and a start waits for what they held: three times `stop`.
     times = spec.timeouts
-    needed = 3 * times.stop_seconds + times.ready_seconds + times.gate_seconds + ROUTER_AND_MARGIN
+    needed = 3 * times.stop_seconds + times.ready_seconds + times.router_seconds
+    needed += times.gate_seconds + BETWEEN_STEPS_SECONDS
     if spec.rollout.dead_man_seconds < needed:
         yield (
-            f"rollout.dead_man_seconds: should be at least {needed} (3 x stop + ready + gate "
-            f"seconds, and {ROUTER_AND_MARGIN} for the router and as a margin), "
+            f"rollout.dead_man_seconds: should be at least {needed} (3 x stop + ready + router + "
+            f"gate seconds, and {BETWEEN_STEPS_SECONDS} between the steps), "
             f"is {spec.rollout.dead_man_seconds}"
         )
     yield from _disagreements(spec)

@@ -83,9 +83,15 @@ def cell_file(folder: Path, server: StandIn, select: list[str], **change: Any) -
             "drain_seconds": 1,
             "stop_seconds": 1,
             "ready_seconds": 1,
+            "router_seconds": 1,
             "gate_seconds": 1,
         },
-        "rollout": {"batches": [1], "dead_man_seconds": 200, "revert_scope": "cell"},
+        "rollout": {
+            "batches": [1],
+            "dead_man_seconds": 200,
+            "revert_scope": "cell",
+            "keep_releases": 3,
+        },
         "gates": {"thresholds": "rehearsal", "select": select},
     }
     value = {

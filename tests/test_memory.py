@@ -76,9 +76,15 @@ def serving_spec(platform: str, args: dict[str, Any], **change: Any) -> ServingS
             "drain_seconds": 1,
             "stop_seconds": 1,
             "ready_seconds": 1,
+            "router_seconds": 1,
             "gate_seconds": 1,
         },
-        "rollout": {"batches": [1], "dead_man_seconds": 200, "revert_scope": "cell"},
+        "rollout": {
+            "batches": [1],
+            "dead_man_seconds": 200,
+            "revert_scope": "cell",
+            "keep_releases": 3,
+        },
         "gates": {"thresholds": "rehearsal", "select": ["window"]},
     }
     return spec.check(value | change)

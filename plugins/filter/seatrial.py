@@ -12,7 +12,7 @@ from ansible.errors import AnsibleFilterError
 # The library of the same checkout, not one that happens to be installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from seatrial import ledger, memory, release, spec
+from seatrial import fleet_lock, host_program, ledger, memory, release, spec
 from seatrial.errors import SeatrialError
 from seatrial.inventory_check import unknown_variables
 
@@ -131,6 +131,32 @@ def _is_settled(cell: spec.Cell, wanted: str, status: dict[str, Any]) -> bool:
     )
 
 
+def split(value: Any, status: dict[str, Any]) -> str:
+    """Say how the fleet disagrees with itself, as a rollout leaves it that died; or nothing."""
+    found = spec.check(value)
+    running = {host: one["current"] or "nothing" for host, one in status.items()}
+    undecided = [host for host, one in status.items() if one["pending"]]
+    good = {host: one["last_good"] or "nothing" for host, one in status.items()}
+    if len(set(running.values())) == 1 and len(set(good.values())) == 1 and not undecided:
+        return ""
+    said = []
+    for name, cell in found.cells.items():
+        releases = {running[host] for host in cell.hosts()}
+        if len(releases) == 1:
+            said.append(f"cell {name} runs {releases.pop()}")
+        else:
+            said += [f"{host} of cell {name} runs {running[host]}" for host in cell.hosts()]
+    said += [f"undecided on {', '.join(undecided)}"] if undecided else []
+    if len(set(good.values())) > 1:
+        said += [f"last_good is {one} on {host}" for host, one in good.items()]
+    return "split: " + ", ".join(said)
+
+
+def lock_request(value: Any, commit: str) -> dict[str, Any]:
+    """Return the record with which this run asks for the fleet lock."""
+    return fleet_lock.request(commit, spec.lease_seconds(spec.check(value)))
+
+
 def cell_file(
     value: Any,
     host: str,
@@ -241,6 +267,16 @@ class FilterModule:
             "seatrial_batches": _told(batches),
             "seatrial_cell": _told(cell_facts),
             "seatrial_moves": _told(moves),
+            "seatrial_split": _told(split),
+            "seatrial_lock_request": _told(lock_request),
+            "seatrial_lock_argument": _told(fleet_lock.as_argument),
+            "seatrial_lock_is_dead": _told(fleet_lock.is_dead),
+            "seatrial_lock_sentence": _told(fleet_lock.sentence),
+            "seatrial_program": _told(lambda folder: host_program.digest(Path(folder))),
+            "seatrial_unfinished": _told(lambda path: ledger.unfinished(ledger.read(Path(path)))),
+            "seatrial_journal_after": _told(
+                lambda path, host: ledger.lines_of(ledger.read(Path(path)), host)
+            ),
             "seatrial_cell_file": _told(cell_file),
             # Without unwrapping: a host's variables are many, and lazy for a reason.
             "seatrial_problems": problems,

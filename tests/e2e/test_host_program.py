@@ -80,15 +80,17 @@ def until(condition: Any, seconds: float = 40) -> bool:
 @pytest.fixture(scope="module", autouse=True)
 def light_releases(rehearsal_hosts: Path) -> Iterator[None]:
     """Stage three light releases on one host: two that serve, and one that crashes."""
-    program = (REPOSITORY / "roles/cell/files/seatrial-host").read_text()
     units = {
         unit: (REPOSITORY / f"templates/{unit}.j2")
         .read_text()
         .replace("{{ cell_root }}", "/opt/seatrial")
-        for unit in ("seatrial-guard.service", "seatrial-revert.service")
+        for unit in (f"seatrial-{name}.service" for name in ("guard", "revert", "deadman"))
     }
     files = {
-        PROGRAM: program,
+        **{
+            f"/opt/seatrial/bin/{path.name}": path.read_text()
+            for path in (REPOSITORY / "roles/cell/files").glob("seatrial*")
+        },
         **{f"/etc/systemd/system/{name}": text for name, text in units.items()},
     }
     for digest in (GOOD, NEW, BROKEN):
@@ -161,6 +163,25 @@ def test_a_host_that_is_told_nothing_reverts_by_itself() -> None:
     assert "nobody confirmed in time" in on_host("cat /opt/seatrial/state/journal.jsonl")
 
 
+def test_a_revert_that_cannot_be_done_is_tried_until_it_can() -> None:
+    """When systemd will not reload for a while, the installed service goes on trying."""
+    drop_in = "/run/systemd/system/seatrial-deadman.service.d"
+    stub = '#!/bin/sh\n[ "$1" != daemon-reload ] || exit 1\nexec /usr/bin/systemctl "$@"\n'
+    setting = "[Service]\nEnvironment=PATH=/run/stub:/usr/sbin:/usr/bin:/sbin:/bin\nRestartSec=2\n"
+    on_host(
+        f"mkdir -p /run/stub {drop_in}; printf '{stub}' >/run/stub/systemctl; "
+        f"chmod 755 /run/stub/systemctl; printf '{setting}' >{drop_in}/x.conf; "
+        "systemctl daemon-reload"
+    )
+    host("arm", NEW, "3")
+    host("activate", NEW)
+    assert until(lambda: "revert failed" in on_host("tail -1 /opt/seatrial/state/journal.jsonl"))
+    on_host(f"rm -r /run/stub {drop_in}; systemctl daemon-reload")
+    assert until(lambda: served() == GOOD, 60)
+    assert until(lambda: host("status")["pending"] is None)
+    assert not host("status")["dead_man"]
+
+
 def test_a_crash_loop_uses_its_budget_up_and_ends_in_last_good() -> None:
     """Three starts, then `failed`, then the revert: no loop for a night."""
     host("arm", BROKEN, "300")
@@ -187,7 +208,7 @@ def test_a_failing_last_good_stays_down() -> None:
     """No loops: it is down, and the host's journal says so."""
     on_host(f"sed -i 's,^ExecStart=.*,ExecStart=/bin/false,' /opt/seatrial/releases/{GOOD}/units/*")
     on_host("systemctl daemon-reload; systemctl restart --no-block sglang-light")
-    assert until(lambda: "last_good failed" in on_host("tail -1 /opt/seatrial/state/journal.jsonl"))
+    assert until(lambda: "stays as it is" in on_host("tail -1 /opt/seatrial/state/journal.jsonl"))
     assert host("status")["units"]["sglang-light.service"]["ActiveState"] == "failed"
 
 

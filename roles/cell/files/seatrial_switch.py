@@ -1,0 +1,303 @@
+"""Switch a GPU host's release, and take it back: all that changes what the host runs.
+
+Rolling out, rolling back and reverting are one operation: `activate` another release. While the
+decision about a release is pending, the cell's entry is closed; then, and only then, a host may go
+back to last_good alone (nobody confirmed, the restart budget is used up, it rebooted). Later it
+stays down instead: an older release on one host of a serving cell would mix two.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+STATE = ROOT / "state"
+CURRENT = ROOT / "current"
+LAST_GOOD = ROOT / "last_good"
+PENDING = STATE / "pending.json"
+JOURNAL = STATE / "journal.jsonl"
+UNIT_LINKS = Path("/etc/systemd/system")
+WANTS = UNIT_LINKS / "multi-user.target.wants"
+DEAD_MAN = "seatrial-deadman"  # the installed service; its timer exists while a decision is pending
+RETRY_SECONDS = 30
+
+
+class HostError(Exception):
+    """One sentence: what is wrong on this host and what to do."""
+
+
+# --- back -----------------------------------------------------------------------------------
+
+
+def revert(reason: str, alone: bool) -> dict:
+    """Go back to last_good; `alone` says that the host does so by itself, not told by a rollout."""
+    good, running = name_of(LAST_GOOD), name_of(CURRENT)
+    if alone and not PENDING.exists():
+        note("stays as it is", release=running, reason=f"{reason}, and its release is decided")
+        return {"changed": False, "release": running}
+    note("reverting", release=running, to=good, reason=reason)
+    if running != good and not PENDING.exists():
+        # A host that loses power half-way must come up with the old release.
+        with contextlib.suppress(OSError):
+            write_pending(running)
+    try:
+        result = activate(good) if good else deactivate()
+    except (HostError, OSError) as error:
+        note("revert failed", release=running, to=good, reason=str(error))
+        start_timer(RETRY_SECONDS)
+        raise
+    stop_timer()
+    PENDING.unlink(missing_ok=True)
+    return result
+
+
+def guard() -> dict:
+    """Before any engine starts at boot: an undecided release does not start, last_good does."""
+    is_whole = not CURRENT.is_symlink() or (CURRENT / "release.json").is_file()
+    if is_whole and not PENDING.exists():
+        return {"changed": False}
+    good = name_of(LAST_GOOD)
+    reason = "rebooted with the decision pending" if PENDING.exists() else "its release is gone"
+    note("guard", release=name_of(CURRENT), to=good, reason=reason)
+    if good:
+        point(CURRENT, LAST_GOOD.resolve())
+        link_units(units_of(CURRENT))
+    else:
+        link_units([])
+        CURRENT.unlink(missing_ok=True)
+    systemctl("daemon-reload")
+    PENDING.unlink(missing_ok=True)
+    return {"changed": True, "release": good}
+
+
+# --- forth ----------------------------------------------------------------------------------
+
+
+def activate(digest: str) -> dict:
+    """Stop what runs, point `current` at the release, start it. Nothing to do is no change."""
+    release = ROOT / "releases" / digest
+    if not (release / "release.json").is_file():
+        raise HostError(f"{release}: no such release on this host; stage it with deploy.yml")
+    if not (release / "build" / "build.json").exists():
+        raise HostError(f"{release / 'build'}: the release's build is gone; run deploy.yml")
+    previous = name_of(CURRENT)
+    if previous == digest and is_running(units_of(CURRENT)):
+        return {"changed": False, "release": digest, "previous": previous}
+    stop_all()
+    point(CURRENT, release)
+    link_units(units_of(CURRENT))
+    systemctl("daemon-reload")
+    systemctl("reset-failed", *units_of(CURRENT), check=False)
+    systemctl("start", "--no-block", *units_of(CURRENT))
+    note("activated", release=digest, previous=previous)
+    return {"changed": True, "release": digest, "previous": previous}
+
+
+def deactivate() -> dict:
+    """Stop every unit and serve nothing: what a revert means before the first promotion."""
+    previous = name_of(CURRENT)
+    stop_all()
+    link_units([])
+    CURRENT.unlink(missing_ok=True)
+    systemctl("daemon-reload")
+    note("deactivated", previous=previous)
+    return {"changed": bool(previous), "release": "", "previous": previous}
+
+
+def arm(digest: str, seconds: int) -> dict:
+    """Write down that a decision is pending, and start the timer that reverts without one."""
+    start_timer(seconds)
+    try:
+        write_pending(digest)
+    except OSError:
+        stop_timer()
+        raise
+    note("armed", release=digest, seconds=seconds)
+    return {"changed": True, "release": digest}
+
+
+def confirm(digest: str) -> dict:
+    """Take the decision for the release that runs: the timer stops."""
+    if name_of(CURRENT) != digest or pending().get("release") != digest:
+        raise HostError(
+            f"this host runs {name_of(CURRENT) or 'nothing'}, not an undecided {digest}; "
+            "it went back by itself, see state/journal.jsonl"
+        )
+    for unit in units_of(CURRENT):
+        if show(unit)["ActiveState"] != "active" or has_crashed(unit):
+            raise HostError(f"{unit} ended since it was judged; see journalctl -u {unit}")
+    PENDING.unlink()
+    sync(STATE)
+    stop_timer()
+    note("confirmed", release=digest)
+    return {"changed": True, "release": digest}
+
+
+def promote(digest: str) -> dict:
+    """Make the confirmed release the one to come back to."""
+    if name_of(CURRENT) != digest or PENDING.exists():
+        raise HostError(f"{digest} is not confirmed on this host, so it cannot become last_good")
+    if name_of(LAST_GOOD) == digest:
+        return {"changed": False, "release": digest}
+    point(LAST_GOOD, ROOT / "releases" / digest)
+    note("promoted", release=digest)
+    return {"changed": True, "release": digest}
+
+
+# --- helpers --------------------------------------------------------------------------------
+
+
+def run(*words: str, check: bool = True) -> str:
+    """Run a program; return what it printed."""
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if check and done.returncode:
+        raise HostError(f"{' '.join(words[:4])}: {done.stderr.strip() or done.stdout.strip()}")
+    return done.stdout
+
+
+def systemctl(*words: str, check: bool = True) -> str:
+    """Ask systemd for something."""
+    return run("systemctl", *words, check=check)
+
+
+def show(unit: str) -> dict:
+    """Return what systemd knows of a unit."""
+    wanted = "ActiveState,SubState,MainPID,NRestarts,Result,ActiveEnterTimestampMonotonic"
+    lines = systemctl("show", unit, f"--property={wanted}").splitlines()
+    return dict(line.split("=", 1) for line in lines)
+
+
+def has_crashed(unit: str) -> bool:
+    """Whether the unit ended by itself, and was started again, since the release was armed."""
+    found = show(unit)
+    began = int(found["ActiveEnterTimestampMonotonic"]) / 1e6
+    is_old = found["ActiveState"] == "active" and began < pending().get("monotonic", 0.0)
+    return int(found["NRestarts"]) > 0 and not is_old
+
+
+def name_of(link: Path) -> str:
+    """Return the digest of the release that a link points to, or nothing."""
+    return link.resolve().name if link.is_symlink() else ""
+
+
+def units_of(release: Path) -> list:
+    """Engines first: the router looks for them when it starts, and stops before them."""
+    names = [path.name for path in (release / "units").glob("*.service")]
+    return sorted(names, key=lambda name: ("router" in name, name))
+
+
+def linked_units() -> list:
+    """Return the units that systemd knows through `current`."""
+    return sorted(link.name for link in UNIT_LINKS.glob("sglang-*.service"))
+
+
+def is_running(units: list) -> bool:
+    """Whether exactly these units run or start."""
+    states = {show(unit)["ActiveState"] for unit in units}
+    return bool(units) and units_known(units) and not states - {"active", "activating"}
+
+
+def units_known(units: list) -> bool:
+    """Whether systemd knows exactly these units."""
+    return set(units) == set(linked_units())
+
+
+def stop_all() -> None:
+    """Stop the router, then the engines, each with the time that its unit allows."""
+    units = linked_units()
+    routers = [unit for unit in units if "router" in unit]
+    for group in (routers, [unit for unit in units if unit not in routers]):
+        if group:
+            systemctl("stop", *group)
+
+
+def point(link: Path, target: Path) -> None:
+    """Flip a symbolic link in one step: readers see the old target or the new one."""
+    fresh = link.with_name(f".{link.name}.new")
+    fresh.unlink(missing_ok=True)
+    fresh.symlink_to(os.path.relpath(target, link.parent))
+    fresh.rename(link)
+    sync(link.parent)
+
+
+def link_units(units: list) -> None:
+    """Make exactly these units known to systemd, and started at boot."""
+    WANTS.mkdir(exist_ok=True)
+    for folder in (UNIT_LINKS, WANTS):
+        for link in folder.glob("sglang-*.service"):
+            if link.name not in units:
+                link.unlink()
+        for unit in units:
+            link = folder / unit
+            target = CURRENT / "units" / unit
+            if not link.is_symlink() or link.readlink() != target:
+                link.unlink(missing_ok=True)
+                link.symlink_to(target)
+        sync(folder)
+
+
+def start_timer(seconds: int) -> None:
+    """Have the installed service revert after so many seconds, by a clock that nobody sets."""
+    stop_timer()
+    run(
+        "systemd-run",
+        "--quiet",
+        f"--unit={DEAD_MAN}",
+        f"--on-active={seconds}",
+        "--timer-property=AccuracySec=1s",
+    )
+
+
+def stop_timer() -> None:
+    """Stop the dead man's timer; the pending decision stays until it is taken."""
+    systemctl("stop", f"{DEAD_MAN}.timer", check=False)
+
+
+def write_pending(digest: str) -> None:
+    """Write down which release is undecided, and since when."""
+    facts = {"release": digest, "since": time.time(), "monotonic": time.monotonic()}
+    write(PENDING, json.dumps(facts))
+
+
+def pending() -> dict:
+    """Return the pending decision; one that cannot be read is one about an unknown release."""
+    try:
+        return json.loads(PENDING.read_text())
+    except FileNotFoundError:
+        return {}
+    except ValueError:
+        return {"release": "unknown"}
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file so that a power loss leaves the old content or the new, never half."""
+    fresh = path.with_name(f".{path.name}.new")
+    with fresh.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.rename(path)
+    sync(path.parent)
+
+
+def sync(folder: Path) -> None:
+    """Have the folder's entries on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+
+
+def note(event: str, **facts: object) -> None:
+    """Add a line to this host's own journal; a full disk must not keep a host from going back."""
+    line = json.dumps({"time": time.time(), "event": event, **facts})
+    try:
+        with JOURNAL.open("a") as file:
+            file.write(line + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        print(f"{JOURNAL}: {error}: {line}", file=sys.stderr)
