@@ -103,7 +103,11 @@ class LaidBuild(_Strict):
 
 
 class GpuHost(_Strict):
-    """What is on a GPU host. ``links`` are those of units; ``state`` its small JSON files."""
+    """What is on a GPU host.
+
+    ``links`` are those of units, ``state`` its small JSON files, ``going_back`` the states of the
+    units that bring it back by itself.
+    """
 
     current: str
     last_good: str
@@ -115,6 +119,7 @@ class GpuHost(_Strict):
     processes: dict[str, Process]
     strays: list[Stray]
     state: dict[str, dict[str, Any]]
+    going_back: dict[str, str]
 
     @property
     def pending(self) -> dict[str, Any] | None:
@@ -380,16 +385,20 @@ class _Judge:
                 yield self._say("release", f"{names}: the folder", "there", "gone", deploy)
 
     def _decision(self, seen: GpuHost) -> Iterator[Difference]:
-        pending = seen.pending
-        if pending is not None:
+        timer = seen.going_back.get("seatrial-deadman.timer") == "active"
+        if seen.pending is not None:
+            found = str(seen.pending.get("release") or "unknown")
             yield self._say(
                 "decision",
                 "undecided release",
                 "none",
-                pending.get("release") or "one that cannot be read",
-                "wait for the rollout that runs, or for the host's own timer; if none runs: "
-                + self._commands.deploy,
+                found if timer else f"{found}, and no timer that takes it back",
+                f"wait for the rollout that runs; if none does: {self._commands.deploy}",
             )
+        for unit, state in seen.going_back.items():
+            if state == "failed":
+                log = self._commands.on(self._host, f"journalctl -u {unit}")
+                yield self._say("services", unit, "not failed", "failed", log)
 
     def _builds(self, seen: GpuHost) -> Iterator[Difference]:
         used = {one.build for one in seen.releases.values() if one} - {""}
@@ -673,6 +682,7 @@ def _fleet(
             found=said,
             todo=commands.deploy,
         )
+    yield from _lock(commands, gpu_hosts)
     for host, entry in ((host, one.entry) for host, one in seen.items() if one.entry):
         for cell, known in entry.cells.items():
             members = [name for name, each in wanted.items() if each.cell == cell]
@@ -688,6 +698,25 @@ def _fleet(
                     found="open" if known.is_open else "closed",
                     todo=commands.deploy,
                 )
+
+
+def _lock(commands: Commands, gpu_hosts: Mapping[str, GpuHost]) -> Iterator[Difference]:
+    """Yield one line for each rollout that holds the fleet lock, whatever number of hosts."""
+    held: dict[str, list[str]] = {}
+    for host, one in gpu_hosts.items():
+        if "fleet_lock" in one.state:
+            lock = one.state["fleet_lock"]
+            who, commit = lock.get("who", "unknown"), str(lock.get("commit", "unknown"))[:12]
+            held.setdefault(f"{lock.get('what', 'rollout')} {commit} of {who}", []).append(host)
+    for holder, hosts in held.items():
+        yield Difference(
+            kind="lock",
+            host="fleet",
+            what=f"fleet lock on {', '.join(hosts)}",
+            git="free",
+            found=holder,
+            todo=f"wait for its end; who holds it says: {commands.play('playbooks/unlock.yml')}",
+        )
 
 
 def _serves(host: GpuHost) -> bool:

@@ -141,6 +141,7 @@ def seen() -> dict[str, Any]:
             "processes": processes,
             "strays": [],
             "state": {},
+            "going_back": {"seatrial-deadman.timer": "inactive", "seatrial-revert.service": ""},
         },
         "entry": {
             "problem": "",
@@ -375,6 +376,13 @@ DROP_IN = f"{SYSTEM}/{UNIT}.d/x.conf"
             "10.77.0.13:1",
             "deploy.yml",
         ),
+        (
+            put("gpu_host|going_back|seatrial-revert.service", "failed"),
+            "services",
+            "seatrial-revert.service",
+            "failed",
+            "journalctl -u seatrial-revert.service",
+        ),
         (put("entry|remembered", []), "entry", "after a restart", "closed", "deploy.yml"),
     ],
 )
@@ -462,7 +470,21 @@ def test_a_pending_decision_is_drift() -> None:
     look["entry"]["cells"]["two"]["is_open"] = False
     look["entry"]["remembered"] = []
     difference = only(look)
-    assert (difference.kind, difference.found) == ("decision", RELEASE)
+    assert difference.kind == "decision"
+    assert difference.found == f"{RELEASE}, and no timer that takes it back"
+    look["gpu_host"]["going_back"]["seatrial-deadman.timer"] = "active"
+    assert only(look).found == RELEASE
+
+
+def test_a_held_fleet_lock_is_drift_once_for_all_its_hosts() -> None:
+    """A rollout runs, or its controller died."""
+    look = seen()
+    look["gpu_host"]["state"]["fleet_lock"] = {"token": "t", "who": "ann", "commit": "c" * 40}
+    (difference,) = compare(look, look, entry=None)
+    assert (difference.kind, difference.host) == ("lock", "fleet")
+    assert difference.what == "fleet lock on gpu-c, gpu-d"
+    assert difference.found == f"rollout {'c' * 12} of ann"
+    assert "playbooks/unlock.yml" in difference.todo
 
 
 def test_an_open_entry_of_a_cell_that_must_not_serve_is_drift() -> None:

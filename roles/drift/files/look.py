@@ -24,6 +24,8 @@ PROPERTIES = (
     *("LoadState", "ActiveState", "UnitFileState", "NeedDaemonReload"),
     *("MainPID", "FragmentPath", "DropInPaths", "ExecStart"),
 )
+# What brings a host back by itself: the timer runs while a decision is pending.
+GOING_BACK = ("seatrial-deadman.timer", "seatrial-deadman.service", "seatrial-revert.service")
 SHOWN = 5  # names out of a long list: enough to find the place
 CLOCK_SECONDS = 2.0  # what is made in one go may bear times that differ this much
 
@@ -64,6 +66,7 @@ def gpu_host(root: Path, asked: dict) -> dict:
         "processes": processes(root, units, listed_names(asked, releases.get(linked["current"]))),
         "strays": strays(root, units),
         "state": state_files(root / "state"),
+        "going_back": {name: show(name)["active"] for name in GOING_BACK},
     }
 
 
