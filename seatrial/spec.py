@@ -43,7 +43,7 @@ FLAGS_OF_THE_SPEC = {
     "worker-urls": "cells",
 }
 # Seconds that a cell's rollout may spend between its steps: Ansible's own, and the entry's.
-BETWEEN_STEPS_SECONDS = 90
+BETWEEN_STEPS_SECONDS = 60
 SECRET_FLAGS = ("api-key", "admin-api-key", "hf-token", "ssl-keyfile-password")
 SECRET_NAME = re.compile(r"(?i)(api_?key|token|secret|password)$")
 

@@ -26,7 +26,7 @@ echo "$*" >>"$SEATRIAL_TEST/asked"
 grep -qsx -e "$1" "$SEATRIAL_TEST/fails" && { echo "no space left" >&2; exit 1; }
 if [ "$1" = show ]; then
   printf 'ActiveState=active\\nSubState=running\\nMainPID=1\\nNRestarts=0\\n'
-  printf 'Result=success\\nActiveEnterTimestampMonotonic=1\\n'
+  printf 'Result=success\\nActiveEnterTimestampMonotonic=1\\nNeedDaemonReload=no\\n'
 fi
 """
 
@@ -171,6 +171,19 @@ def test_a_host_goes_back_alone_only_while_the_decision_is_pending(host: Host) -
     assert host("journal", "0")["lines"][-1]["event"] == "stays as it is"
     host("revert")
     assert host("status")["current"] == OLD
+
+
+def test_what_does_not_run_as_released_is_restarted(host: Host) -> None:
+    """A drop-in that somebody laid over a unit is put away, not lost; the release runs again."""
+    drop_in = host.units / "sglang-light.service.d/mine.conf"
+    drop_in.parent.mkdir()
+    drop_in.write_text("[Service]\nNice=5\n")
+    assert "drop-in" in host("status")["drift"]["sglang-light.service"]
+    host("arm", OLD, "60")
+    assert host("activate", OLD)["changed"]
+    assert host("status")["drift"] == {}
+    kept = list((host.root / "state").glob("sglang-light.service-mine-*.conf"))
+    assert [path.read_text() for path in kept] == ["[Service]\nNice=5\n"]
 
 
 def test_a_revert_that_fails_is_tried_again(host: Host) -> None:

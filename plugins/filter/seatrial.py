@@ -107,7 +107,8 @@ def cell_facts(value: Any, host: str) -> dict[str, Any]:
 def moves(value: Any, wanted: str, status: dict[str, Any]) -> dict[str, Any]:
     """Return the hosts that have to move, batch by batch, and the cells they make.
 
-    A cell is left alone when each of its hosts runs the wanted release, confirmed and promoted.
+    A cell is left alone when each of its hosts runs the wanted release, as it was released,
+    confirmed and promoted.
     """
     cells, hosts, sizes = [], [], []
     found = spec.check(value)
@@ -126,7 +127,10 @@ def moves(value: Any, wanted: str, status: dict[str, Any]) -> dict[str, Any]:
 def _is_settled(cell: spec.Cell, wanted: str, status: dict[str, Any]) -> bool:
     hosts = [status[host] for host in cell.hosts()]
     return all(
-        host["current"] == host["last_good"] == wanted and host["active"] and not host["pending"]
+        host["current"] == host["last_good"] == wanted
+        and host["active"]
+        and not host["pending"]
+        and not host["drift"]
         for host in hosts
     )
 
