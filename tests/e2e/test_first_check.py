@@ -6,10 +6,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from rehearsal import run as rehearsal
 
@@ -26,7 +26,7 @@ def on(host: str, command: str) -> str:
 
 def play(*words: str, home: Path) -> subprocess.CompletedProcess[str]:
     """Run a playbook of the clone with caches and state of its own."""
-    program = Path(sys.executable).with_name("ansible-playbook")
+    program = str(Path(sys.executable).with_name("ansible-playbook"))
     done = subprocess.run(
         [
             *(program, "-i", "inventory/rehearsal", *words),
@@ -34,7 +34,7 @@ def play(*words: str, home: Path) -> subprocess.CompletedProcess[str]:
             *("-e", f"fleet_state_dir={home}/state"),
         ],
         cwd=rehearsal.REPOSITORY,
-        env={**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}"},
+        env={**os.environ, "PATH": f"{Path(program).parent}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,
         check=False,
@@ -44,18 +44,20 @@ def play(*words: str, home: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture
-def bare_hosts(rehearsal_hosts: Path) -> Iterator[None]:
+def bare_hosts(rehearsal_hosts: Path) -> None:
     """Return hosts with a model and an API key, made ready by bootstrap.yml, and no more."""
     rehearsal.clone(rehearsal.SOURCE, rehearsal.REPOSITORY)
-    model = next(rehearsal.CACHE.glob("model-*/revision")).parent
+    # What a check run asks of a model: that it is there, and which one.
+    revision = yaml.safe_load((rehearsal.REPOSITORY / rehearsal.SPEC).read_text())["serving_spec"][
+        "model"
+    ]["revision"]
+    model = "/opt/seatrial/models/rehearsal"
     for host in GPU_HOSTS:
-        subprocess.run(
-            [rehearsal_hosts, "put", host, model, "/opt/seatrial/models/rehearsal"], check=True
-        )
+        on(host, f"mkdir -p {model} && cd {model} && echo {{}} > config.json")
+        on(host, f"echo {revision} > {model}/revision")
     on("edge", "mkdir -p /etc/seatrial && echo key > /etc/seatrial/api_keys")
     done = play("playbooks/bootstrap.yml", home=Path("/nowhere"))
     assert done.returncode == 0, done.stdout[-3000:]
-    yield
 
 
 def test_a_check_run_on_bare_hosts_passes_and_leaves_them_bare(
