@@ -407,6 +407,15 @@ def test_touched_files_of_a_build_are_counted_and_the_first_are_named() -> None:
     assert only(look).found == "40 touched: a, b and 38 more"
 
 
+def test_a_running_release_that_is_gone_is_one_line() -> None:
+    """Without its release.json nobody knows what its units should be."""
+    look = seen()
+    look["gpu_host"]["releases"][RELEASE] = None
+    difference = only(look)
+    assert (difference.kind, difference.found) == ("release", "gone")
+    assert difference.what == "current and last_good: the folder"
+
+
 def test_an_unpromoted_release_is_one_line() -> None:
     """The host runs the wanted release, but would come back to another."""
     look = seen()
