@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from rehearsal import run as rehearsal
-from seatrial import ledger
+from seatrial import ledger, spec
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 GPU_HOSTS = ("gpu-a", "gpu-b", "gpu-c")
@@ -490,3 +490,20 @@ def test_the_kernels_own_tests_hold_inside_the_build() -> None:
     )
     assert " passed" in told
     assert "failed" not in told
+
+
+def test_the_spec_takes_one_spelling_of_each_flag_of_the_real_parser() -> None:
+    """Where SGLang's own parser has two, `spec.SPELLINGS` names all but one."""
+    build = on("gpu-c", "readlink -f /opt/seatrial/current/build").strip()
+    program = (
+        "import argparse, json; from sglang.srt.server_args import ServerArgs; "
+        "parser = argparse.ArgumentParser(); ServerArgs.add_cli_args(parser); "
+        "print(json.dumps([a.option_strings for a in parser._actions "
+        "if not isinstance(a, argparse.BooleanOptionalAction)]))"
+    )
+    told = on("gpu-c", f"SGLANG_USE_CPU_ENGINE=1 HOME=/tmp {build}/bin/python -c '{program}'")
+    for options in json.loads(told.splitlines()[-1]):
+        names = [option[2:] for option in options if option.startswith("--")]
+        kept = [name for name in names if name not in spec.SPELLINGS]
+        assert len(kept) == 1, names
+        assert {spec.SPELLINGS[name] for name in names if name not in kept} <= set(kept), names
