@@ -285,6 +285,44 @@ def test_drift_is_named_where_it_is_and_mended_by_what_it_says() -> None:
     assert {one["kind"] for one in drift()["differences"]} <= {"build"}, left.output
 
 
+# Played by a chapter of its own, with more to say about the result.
+CHAPTERS = ("playbooks/drift.yml", "playbooks/gate.yml", "deploy.yml")
+
+
+def test_every_command_of_the_page_for_3_am_works() -> None:
+    """As README.md prints them, with this fleet's names in place of production's."""
+    page = (REPOSITORY / "README.md").read_text().partition("## At 3 a.m.")[2].partition("\n## ")[0]
+    commands = re.findall(r"`((?:fab|curl|ansible-playbook) [^`]+)`", page)
+    assert len(commands) >= 8
+    digest = next(iter(fleet().values()))[0]
+    before = fleet()
+    for command in commands:
+        words = command.replace("gpu1", "gpu-b").replace("ENTRY", "10.77.0.10").split()
+        words = [word.replace("<digest>", digest) for word in words]
+        if words[0] == "ansible-playbook":
+            if words[1] not in CHAPTERS:
+                assert play(*words[1:]).status == 0, command
+            continue
+        if words[0] == "fab":
+            fab = str(Path(sys.executable).with_name("fab"))
+            ssh_config = str(rehearsal.STATE / "ssh_config")
+            is_local = words[1] == "rollouts"
+            words = [fab, "-S", ssh_config, *words[1:], *(["--fleet=rehearsal"] * is_local)]
+        done = subprocess.run(
+            [rehearsal.HOSTS, "in", *words],
+            cwd=rehearsal.REPOSITORY,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        print(done.stdout)
+        assert done.returncode == 0, command + done.stderr
+        assert len(done.stdout.splitlines()) >= 2, command
+        if words[0] == "curl":
+            assert "200 OK" in done.stdout
+    assert fleet() == before
+
+
 def test_what_a_check_run_says_is_what_a_deploy_does() -> None:
     """`--check --diff` names files, cells, units and releases, and touches nothing anywhere."""
     merge("Use smaller chunks", {"chunked_prefill_size": 16384})
