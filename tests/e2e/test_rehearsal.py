@@ -5,7 +5,6 @@ One rehearsal boots the hosts and is kept; the tests are its chapters, in order.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -23,7 +22,6 @@ from seatrial import ledger, spec
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 GPU_HOSTS = ("gpu-a", "gpu-b", "gpu-c")
-LOCK = Path("/run/lock/seatrial-rehearsal.lock")
 DRIFT_REPORT = rehearsal.LEDGER.with_name("reports") / "drift/drift.json"
 
 
@@ -132,15 +130,8 @@ def merge(message: str, edit: dict[str, object]) -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def kept_rehearsal() -> Iterator[None]:
+def kept_rehearsal(alone: None) -> Iterator[None]:
     """Run `make rehearsal KEEP=1`; take the hosts down at the end, whatever happens."""
-    with LOCK.open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # as `hosts.sh alone` does, for all the chapters
-        yield from a_kept_rehearsal()
-
-
-def a_kept_rehearsal() -> Iterator[None]:
-    """Run it and take it down, as the one rehearsal on this machine."""
     subprocess.run([rehearsal.HOSTS, "down"], check=True)
     try:
         done = subprocess.run(
