@@ -327,6 +327,7 @@ def _judged(
         message=message,
         next=(recorder.next if verdict is Verdict.FAIL else "") or NEXT[verdict],
         seconds=round(call.duration, 3),
+        details=recorder.details,
     )
 
 

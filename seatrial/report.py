@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from seatrial.details import Details
 from seatrial.verdict import SIGNS, BoundIs, Verdict, number, words
 
 WIDTH = 96
@@ -34,6 +35,7 @@ class GateResult(_Strict):
         message: what a person should know beyond the numbers.
         next: what to do about it; empty for PASS.
         seconds: how long the gate took.
+        details: what it measured beyond its one number.
     """
 
     id: str
@@ -48,6 +50,7 @@ class GateResult(_Strict):
     message: str = ""
     next: str = ""
     seconds: float = 0.0
+    details: Details = Details()
 
     @property
     def is_settled(self) -> bool:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
+from seatrial.details import Details
 from seatrial.errors import SeatrialError
 
 BoundIs = Literal["min", "max"]
@@ -48,6 +49,7 @@ class Recorder:
     samples: int = 0
     message: str = ""
     next: str = ""
+    details: Details = field(default_factory=Details)
 
     @property
     def is_enough(self) -> bool:
