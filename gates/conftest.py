@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from seatrial import cell as cells
+from seatrial import degenerate
 from seatrial import report as reports
 from seatrial import thresholds as threshold_files
 from seatrial.cell import Cell, CellError, CellServer
@@ -35,14 +36,19 @@ from seatrial.verdict import InvalidMeasurementError, Recorder, Verdict, judge
 GROUPS = {
     "readiness": "the cell answers",
     "identity": "the running servers are the release",
+    "kernels": "the installed kernels agree with their references",
     "window": "needles at known places are recalled",
-    "throughput": "tokens per second, as Prometheus counts them",
-    "memory": "peak memory against the plan",
+    "transfer": "the KV cache crosses from prefill to decode intact",
+    "throughput": "tokens per second and latency, as Prometheus and we count them",
+    "memory": "memory under long prefills, against the plan and the device",
+    "liveness": "the cell answers in bursts, beside long prefills, after an idle time",
+    "soak": "the same for long",
+    "answers": "no answer to any of the gates was degenerate",
 }
 """The groups that a spec may select, in the order in which they run.
 
-Readiness first, since nothing can be measured on a cell that does not answer; memory last, since it
-reads the peak that the gates before it have left.
+Readiness first, since nothing can be measured on a cell that does not answer; memory late, since it
+reads the peak that the gates before it have left; answers last, since it looks at all of them.
 """
 
 THRESHOLDS = Path(__file__).parent / "thresholds"
@@ -56,6 +62,15 @@ NEXT = {
     Verdict.INCONCLUSIVE: "Do not promote on this: ask for more samples in the thresholds file.",
     Verdict.INVALID: "Do not promote on this: mend what kept it from measuring, and run it again.",
 }
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One answer to a gate: who asked, what is wrong with it, and how it began if it is wrong."""
+
+    gate: str
+    faults: list[str]
+    said: str
 
 
 @dataclass
@@ -76,6 +91,13 @@ class Run:
     results: dict[str, GateResult] = field(default_factory=dict)
     not_selected: list[NotSelected] = field(default_factory=list)
     final: Report | None = None
+    gate: str = ""
+    answers: list[Judged] = field(default_factory=list)
+
+    def look_at(self, answer: Answer) -> None:
+        """Keep what is wrong with an answer, if anything, and which gate asked for it."""
+        faults = degenerate.faults(answer)
+        self.answers.append(Judged(self.gate, faults, answer.text[:60] if faults else ""))
 
     @property
     def reasons(self) -> dict[str, str]:
@@ -95,6 +117,7 @@ class Run:
 Ask = Callable[[int, Layout, int], Answer]
 """Asks a haystack of so many tokens, with needles laid out so, for an answer of so many tokens."""
 
+EACH_LAUNCH = "each_launch"
 RUN = pytest.StashKey[Run]()
 RECORDER = pytest.StashKey[Recorder]()
 
@@ -109,6 +132,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--report-dir", type=Path, help="write report.json, report.txt, junit.xml here")
     group.addoption("--seed", type=int, help="repeat the prompts of an earlier run")
+    group.addoption(
+        "--each-launch",
+        action="store_true",
+        help="run only what is asked after each of several cold launches (marker each_launch)",
+    )
     group.addoption("--api-key-file", type=Path, help="file with the key that the URL asks for")
 
 
@@ -117,6 +145,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Read what to judge, before any other plugin reads its options."""
     for name, description in GROUPS.items():
         config.addinivalue_line("markers", f"{name}: {description}")
+    config.addinivalue_line("markers", f"{EACH_LAUNCH}: asked after each cold launch")
     # A library's warning says nothing about the cell; the unit tests make it an error.
     config.addinivalue_line("filterwarnings", "default")
     run = Run(report_dir=config.option.report_dir)
@@ -186,18 +215,28 @@ def pytest_collection_modifyitems(
     yield
     if run.problem:
         return
+    is_launch = config.option.each_launch
+    launch_left_out: list[pytest.Item] = []
     for nodeid, item in gates.items():
         if groups[nodeid] not in selected:
             entry = NotSelected(
                 id=item.name, group=groups[nodeid], reason="not selected by the spec"
             )
             run.not_selected.append(entry)
+        elif is_launch and item.get_closest_marker(EACH_LAUNCH) is None:
+            entry = NotSelected(
+                id=item.name, group=groups[nodeid], reason="not asked after each cold launch"
+            )
+            run.not_selected.append(entry)
+            launch_left_out.append(item)
         elif item not in items and run.is_by_hand:
             entry = NotSelected(id=item.name, group=groups[nodeid], reason="left out by hand")
             run.not_selected.append(entry)
         else:
             run.expected[nodeid] = item
-    left_out = [item for item in items if groups[item.nodeid] not in selected]
+    left_out = [
+        item for item in items if groups[item.nodeid] not in selected or item in launch_left_out
+    ]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
     order = list(GROUPS)
@@ -235,6 +274,7 @@ def _check_reasons(run: Run, gates: dict[str, pytest.Item]) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Leave out what is listed as not applicable; do not measure a cell that does not answer."""
     run = item.config.stash[RUN]
+    run.gate = item.name
     item.stash[RECORDER] = Recorder(item.name, run.seed, lambda text: _say(item.config, text))
     reason = run.reason(item)
     if reason:
@@ -437,7 +477,7 @@ def connect(run: Run) -> Iterator[Callable[[str], Engine]]:
 
         def reach(url: str) -> Engine:
             if url not in engines:
-                engines[url] = stack.enter_context(Engine(url, seconds, run.api_key))
+                engines[url] = stack.enter_context(Engine(url, seconds, run.api_key, run.look_at))
             return engines[url]
 
         yield reach

@@ -253,8 +253,15 @@ class Engine:
         Raises:
             EngineError: no answer, or an error status.
         """
-        page = self._checked(self._request("GET", "/metrics")).text
-        return [sample for sample in parse_metrics(page) if sample.name == name]
+        return [sample for sample in self.all_metrics() if sample.name == name]
+
+    def all_metrics(self) -> list[Sample]:
+        """Return all samples on the server's own ``/metrics`` page.
+
+        Raises:
+            EngineError: no answer, or an error status.
+        """
+        return parse_metrics(self._checked(self._request("GET", "/metrics")).text)
 
     def _get_json(self, path: str) -> object:
         return self._json(self._checked(self._request("GET", path)))

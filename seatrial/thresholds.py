@@ -169,7 +169,12 @@ class Liveness(_Strict):
     idle_seconds: Seconds
     cancelled_requests: Count
     settle_seconds: Seconds
-    sound_answers_ratio_min: Ratio
+
+
+class Answers(_Strict):
+    """All answers of all gates, looked at for loops, spray, lost characters and torn ends."""
+
+    sound_ratio_min: Ratio
 
 
 class Soak(_Strict):
@@ -229,6 +234,7 @@ class Thresholds(_Strict):
     memory: Memory | None = None
     liveness: Liveness | None = None
     soak: Soak | None = None
+    answers: Answers | None = None
     transfer: Transfer | None = None
     kernels: Kernels | None = None
     not_applicable: dict[str, str]
