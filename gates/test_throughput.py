@@ -32,12 +32,9 @@ class Load:
 
 
 @pytest.fixture(scope="module")
-def load(cell: Cell, router: Engine, ruler: Ruler, run: Any) -> Load:
+def load(cell: Cell, prometheus: Prometheus, router: Engine, ruler: Ruler, run: Any) -> Load:
     """Run the load once, between two scrapes of the real Prometheus."""
     bounds: Throughput = run.thresholds.section("throughput")
-    if cell.prometheus_url is None:
-        raise InvalidMeasurementError("The cell file names no Prometheus, so nothing was counted.")
-    prometheus = Prometheus(cell.prometheus_url)
     done = Load()
     # Before the window opens, so that its own tokens are not counted: learn how long a prompt is.
     characters = _characters(router, ruler, run.seed, bounds.prompt_tokens)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Self
@@ -64,7 +65,14 @@ class Sample:
 class Engine:
     """A server that speaks SGLang's HTTP API: an engine, its router, or an entry before them."""
 
-    def __init__(self, url: str, timeout_seconds: float, api_key: str | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        timeout_seconds: float,
+        api_key: str | None = None,
+        on_request: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._on_request = on_request
         self.url = url.rstrip("/")
         self._timeout = (CONNECT_SECONDS, timeout_seconds)
         self._session = requests.Session()
@@ -178,6 +186,7 @@ class Engine:
     def _request(
         self, method: str, path: str, body: dict[str, Any] | None = None
     ) -> requests.Response:
+        self._on_request()
         try:
             return self._session.request(
                 method, f"{self.url}{path}", json=body, timeout=self._timeout
