@@ -46,14 +46,6 @@ class Facts:
 
 
 @pytest.fixture(scope="module")
-def release(cell: Cell) -> Release:
-    """Return the release that the cell should run."""
-    if cell.release is None:
-        raise InvalidMeasurementError("The cell file has no release to compare with.")
-    return cell.release
-
-
-@pytest.fixture(scope="module")
 def on_host(
     cell: Cell, release: Release, host_of: Callable[[CellServer], Host]
 ) -> dict[str, Release]:

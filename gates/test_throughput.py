@@ -17,12 +17,13 @@ import pytest
 from seatrial import counters
 from seatrial.cell import Cell, CellServer
 from seatrial.counters import Counters
+from seatrial.details import Comparison, Point, Series
 from seatrial.engine import Answer, Engine
 from seatrial.haystack import Layout, Ruler, ask_at_length, build
 from seatrial.load import Load, at_once, quantile
 from seatrial.prometheus import Prometheus, PrometheusError, Window, measured_load, selector
 from seatrial.ratio import RatioError, RatioInterval, compare
-from seatrial.report import Comparison, Point, Report, Series
+from seatrial.report import Report
 from seatrial.thresholds import Throughput
 from seatrial.verdict import InconclusiveError, InvalidMeasurementError, Recorder
 
@@ -232,7 +233,7 @@ def test_requests_are_served_as_fast_as_by_last_good(
     The rule is non-inferiority: PASS when the whole 95 % interval lies above the allowed drop, FAIL
     when it lies below equality and the drop exceeds the allowance, else INCONCLUSIVE.
     """
-    old, release = _baseline(cell, RATE)
+    old, release = _baseline(cell, RATE, loads.highest)
     limits = bounds.last_good
     found = _compared(_samples(loads.highest, RATE), old, limits.noise_ratio)
     least = 1 - limits.rate_drop_ratio_max
@@ -259,7 +260,7 @@ def test_first_tokens_come_as_fast_as_from_last_good(
 
     The rule is that of the tokens per second, the other way round.
     """
-    old, release = _baseline(cell, FIRST)
+    old, release = _baseline(cell, FIRST, loads.highest)
     limits = bounds.last_good
     found = _compared(_samples(loads.highest, FIRST), old, limits.noise_ratio)
     most = 1 + limits.first_token_rise_ratio_max
@@ -451,7 +452,7 @@ def _keep(gate: Recorder, level: Level) -> None:
             gate.details.samples[f"{name}/{level.concurrency}/{repeat}"] = values
 
 
-def _baseline(cell: Cell, name: str) -> tuple[list[list[float]], str]:
+def _baseline(cell: Cell, name: str, level: Level) -> tuple[list[list[float]], str]:
     """Return the last good release's observations of the same cell, and its digest.
 
     Raises:
@@ -467,12 +468,12 @@ def _baseline(cell: Cell, name: str) -> tuple[list[list[float]], str]:
         values
         for gate in report.gates
         for key, values in gate.details.samples.items()
-        if key.startswith(f"{name}/")
+        if key.startswith(f"{name}/{level.concurrency}/")
     ]
     if not found:
         raise InvalidMeasurementError(
-            "The report of the last good release has no observations of a load: it did not run "
-            "the gates of throughput."
+            "The report of the last good release has no observations of a load with "
+            f"{level.concurrency} requests at once, so there is nothing to compare with."
         )
     return found, report.release or "unknown"
 

@@ -81,8 +81,10 @@ class Engine:
         url: str,
         timeout_seconds: float,
         api_key: str | None = None,
+        on_request: Callable[[], None] = lambda: None,
         on_answer: Callable[[Answer], None] = lambda _answer: None,
     ) -> None:
+        self._on_request = on_request
         self.url = url.rstrip("/")
         self._on_answer = on_answer
         self._timeout = (CONNECT_SECONDS, timeout_seconds)
@@ -282,6 +284,7 @@ class Engine:
         *,
         is_streamed: bool = False,
     ) -> requests.Response:
+        self._on_request()
         try:
             return self._session.request(
                 method, f"{self.url}{path}", json=body, timeout=self._timeout, stream=is_streamed

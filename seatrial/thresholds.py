@@ -6,11 +6,13 @@ A bound is named ``<metric>_<statistic>_<unit>_<min|max>``. The other keys say h
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from datetime import date
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from seatrial.errors import SeatrialError
 
@@ -18,6 +20,9 @@ Count = Annotated[int, Field(ge=1)]
 Ratio = Annotated[float, Field(ge=0, le=1)]
 Rate = Annotated[float, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0)]
+Text = Annotated[str, Field(min_length=1)]
+Reasons = dict[str, Text]
+"""A reason for each gate, or whole group of gates, that is treated in some way."""
 
 
 class ThresholdsError(SeatrialError):
@@ -29,11 +34,11 @@ class _Strict(BaseModel):
 
 
 class Origin(_Strict):
-    """Where the numbers come from."""
+    """Where the numbers come from: who set them, when, and from which run."""
 
-    who: str
-    when: str
-    run: str
+    who: Text
+    when: date
+    run: Text
 
 
 class Identity(_Strict):
@@ -219,14 +224,19 @@ class Thresholds(_Strict):
 
     Attributes:
         request_seconds: how long any one request may take.
-        not_applicable: gates (or whole groups) that cannot apply to this model, with the reason.
-        not_applicable_by_hand: the same where only a URL is known, no host and no Prometheus.
+        concurrency: how many requests of gates that do not measure time are in flight at once.
+        budget_seconds: how long each group of gates should take; printed, never judged.
+        critical: gates after which, unless they pass, nothing more is measured.
+        shadow: gates that run and are reported, and never decide.
+        not_applicable: gates that cannot apply to this model.
     """
 
     schema_: Annotated[Literal[1], Field(alias="schema")]
     model: str
     origin: Origin
     request_seconds: Seconds
+    concurrency: Count
+    budget_seconds: dict[str, Seconds]
     identity: Identity | None = None
     readiness: Readiness | None = None
     window: Window | None = None
@@ -237,8 +247,23 @@ class Thresholds(_Strict):
     answers: Answers | None = None
     transfer: Transfer | None = None
     kernels: Kernels | None = None
-    not_applicable: dict[str, str]
-    not_applicable_by_hand: dict[str, str]
+    critical: Reasons
+    shadow: Reasons
+    not_applicable: Reasons
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        for name in self.critical:
+            if name in self.shadow or name in self.not_applicable:
+                raise ValueError(
+                    f"{name} is critical, so it cannot be under shadow or not_applicable too"
+                )
+        return self
+
+    @property
+    def names(self) -> list[str]:
+        """The gates and groups that the file names, each of which should exist."""
+        return [*self.critical, *self.shadow, *self.not_applicable, *self.budget_seconds]
 
     def section(self, name: str) -> Any:
         """Return the section ``name``.
@@ -252,6 +277,22 @@ class Thresholds(_Strict):
         return section
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that stands twice, of which YAML would silently take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        """Return the mapping."""
+        seen: set[Hashable] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=deep)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    problem=f"the key {key} stands twice", problem_mark=key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep=deep)
+
+
 def load(folder: Path, name: str) -> Thresholds:
     """Read ``<folder>/<name>.yml``, or the file ``name`` itself if it ends in ``.yml``.
 
@@ -263,9 +304,12 @@ def load(folder: Path, name: str) -> Thresholds:
         known = ", ".join(sorted(file.stem for file in folder.glob("*.yml"))) or "none"
         raise ThresholdsError(f"There are no thresholds {name}; by name there are: {known}")
     try:
-        return Thresholds.model_validate(yaml.safe_load(path.read_text()))
+        # A loader made from yaml.SafeLoader, which makes nothing but plain data.
+        value = yaml.load(path.read_text(), _Loader)  # noqa: S506
+        return Thresholds.model_validate(value)
     except yaml.YAMLError as error:
-        raise ThresholdsError(f"{path}: should be YAML: {error}") from None
+        said = " ".join(str(error).split())
+        raise ThresholdsError(f"{path}: should be YAML: {said}") from None
     except ValidationError as error:
         lines = [_sentence(path, dict(problem)) for problem in error.errors()]
         raise ThresholdsError("\n".join(dict.fromkeys(lines))) from None
@@ -277,5 +321,6 @@ def _sentence(path: Path, problem: dict[str, Any]) -> str:
     said = {
         "missing": "is missing; a gate does not judge by a default",
         "extra_forbidden": "is not a key of a thresholds file; is it misspelt?",
-    }.get(problem["type"], problem["msg"])
+        "date_from_datetime_parsing": f"should be a day like 2026-11-29, is {problem['input']}",
+    }.get(problem["type"], problem["msg"].removeprefix("Value error, "))
     return f"{path.name}: {where}: {said}"
