@@ -20,7 +20,7 @@ from seatrial.counters import Counters
 from seatrial.details import Comparison, Point, Series
 from seatrial.engine import Answer, Engine
 from seatrial.haystack import Layout, Ruler, ask_at_length, build
-from seatrial.load import Load, at_once, quantile
+from seatrial.load import Load, at_once, first_token_seconds, gap_seconds, quantile
 from seatrial.prometheus import Prometheus, PrometheusError, Window, measured_load, selector
 from seatrial.ratio import RatioError, RatioInterval, compare
 from seatrial.report import Report
@@ -43,7 +43,7 @@ class Level:
     """
 
     concurrency: int
-    loads: list[Load] = field(default_factory=list)
+    loads: list[Load[Answer]] = field(default_factory=list)
     counted: Window | None = None
     problem: str = ""
 
@@ -432,14 +432,14 @@ def _seconds(level: Level, what: str) -> list[float]:
     return [
         value
         for load in level.loads
-        for value in (load.first_token_seconds if what == FIRST else load.gap_seconds)
+        for value in (first_token_seconds if what == FIRST else gap_seconds)(load.whole)
     ]
 
 
 def _samples(level: Level, name: str) -> list[list[float]]:
     """Return a level's observations, one list per repeat."""
     if name == FIRST:
-        return [load.first_token_seconds for load in level.loads]
+        return [first_token_seconds(load.whole) for load in level.loads]
     return [
         [answer.completion_tokens / answer.seconds for answer in load.whole] for load in level.loads
     ]
