@@ -27,6 +27,7 @@ from typing import Any, Literal
 import pytest
 
 from seatrial import cell as cells
+from seatrial import degenerate
 from seatrial import report as reports
 from seatrial import thresholds as threshold_files
 from seatrial.cell import Cell, CellError, CellServer
@@ -43,14 +44,19 @@ from seatrial.verdict import InvalidMeasurementError, Recorder, Verdict, judge, 
 GROUPS = {
     "readiness": "the cell answers",
     "identity": "the running servers are the release",
+    "kernels": "the installed kernels agree with their references",
     "window": "needles at known places are recalled",
-    "throughput": "tokens per second, as Prometheus counts them",
-    "memory": "peak memory against the plan",
+    "transfer": "the KV cache crosses from prefill to decode intact",
+    "throughput": "tokens per second and latency, as Prometheus and we count them",
+    "memory": "memory under long prefills, against the plan and the device",
+    "liveness": "the cell answers in bursts, beside long prefills, after an idle time",
+    "soak": "the same for long",
+    "answers": "no answer to any of the gates was degenerate",
 }
 """The groups that a spec may select, in the order in which they run.
 
-Readiness first, since nothing can be measured on a cell that does not answer; memory last, since it
-reads the peak that the gates before it have left.
+Readiness first, since nothing can be measured on a cell that does not answer; memory late, since it
+reads the peak that the gates before it have left; answers last, since it looks at all of them.
 """
 
 THRESHOLDS = Path(__file__).parent / "thresholds"
@@ -60,6 +66,15 @@ CACHED_SHARE_MAX = 0.05
 BY_HAND = "By hand only a URL is known; a rollout knows it from its cell file (--cell-file)."
 CURRENT_GATE: ContextVar[str] = ContextVar("gate", default="")
 """The gate on whose behalf a request is sent ahead; empty for the one whose turn it is."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One answer to a gate: who asked, what is wrong with it, and how it began if it is wrong."""
+
+    gate: str
+    faults: list[str]
+    said: str
 
 
 @dataclass
@@ -85,6 +100,7 @@ class Run:
     turn: str = ""
     requests: dict[str, int] = field(default_factory=dict)
     prepared: dict[str, float] = field(default_factory=dict)
+    answers: list[Judged] = field(default_factory=list)
 
     def listed(
         self, kind: Literal["critical", "shadow", "not_applicable"], item: pytest.Item
@@ -95,10 +111,19 @@ class Run:
         reasons: dict[str, str] = getattr(self.thresholds, kind)
         return reasons.get(item.name) or reasons.get(_group(item), "")
 
+    @property
+    def asking(self) -> str:
+        """The gate on whose behalf a request is sent: ahead of its turn, or in it."""
+        return CURRENT_GATE.get() or self.turn
+
     def count_request(self) -> None:
         """Count a request for the gate on whose behalf it is sent."""
-        gate = CURRENT_GATE.get() or self.turn
-        self.requests[gate] = self.requests.get(gate, 0) + 1
+        self.requests[self.asking] = self.requests.get(self.asking, 0) + 1
+
+    def look_at(self, answer: Answer) -> None:
+        """Keep what is wrong with an answer, if anything, and which gate asked for it."""
+        faults = degenerate.faults(answer)
+        self.answers.append(Judged(self.asking, faults, answer.text[:60] if faults else ""))
 
     @property
     def stopper(self) -> GateResult | None:
@@ -159,6 +184,7 @@ class Ahead:
 Ask = Callable[[int, Layout, int], Answer]
 """Asks a haystack of so many tokens, with needles laid out so, for an answer of so many tokens."""
 
+EACH_LAUNCH = "each_launch"
 RUN = pytest.StashKey[Run]()
 RECORDER = pytest.StashKey[Recorder]()
 
@@ -176,6 +202,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--report-dir", type=Path, help="write report.html, .txt, .json, junit.xml here"
     )
     group.addoption("--seed", type=int, help="repeat the prompts of an earlier run")
+    group.addoption(
+        "--each-launch",
+        action="store_true",
+        help="run only what is asked after each of several cold launches (marker each_launch)",
+    )
     group.addoption("--api-key-file", type=Path, help="file with the key that the URL asks for")
 
 
@@ -185,6 +216,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for name, description in GROUPS.items():
         config.addinivalue_line("markers", f"{name}: {description}")
     config.addinivalue_line("markers", "ahead(jobs): its requests overlap those of other gates")
+    config.addinivalue_line("markers", f"{EACH_LAUNCH}: asked after each cold launch")
     # A library's warning says nothing about the cell; the unit tests make it an error.
     config.addinivalue_line("filterwarnings", "default")
     run = Run(report_dir=config.option.report_dir)
@@ -262,18 +294,28 @@ def pytest_collection_modifyitems(
     yield
     if run.problem:
         return
+    is_launch = config.option.each_launch
+    launch_left_out: list[pytest.Item] = []
     for nodeid, item in gates.items():
         if groups[nodeid] not in selected:
             entry = NotSelected(
                 id=item.name, group=groups[nodeid], reason="not selected by the spec"
             )
             run.not_selected.append(entry)
+        elif is_launch and item.get_closest_marker(EACH_LAUNCH) is None:
+            entry = NotSelected(
+                id=item.name, group=groups[nodeid], reason="not asked after each cold launch"
+            )
+            run.not_selected.append(entry)
+            launch_left_out.append(item)
         elif item not in items and run.is_by_hand:
             entry = NotSelected(id=item.name, group=groups[nodeid], reason="left out by hand")
             run.not_selected.append(entry)
         else:
             run.expected[nodeid] = item
-    left_out = [item for item in items if groups[item.nodeid] not in selected]
+    left_out = [
+        item for item in items if groups[item.nodeid] not in selected or item in launch_left_out
+    ]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
     order = list(GROUPS)
@@ -313,7 +355,7 @@ def _check_names(run: Run, gates: dict[str, pytest.Item]) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Leave out what is listed as not applicable; measure nothing after a critical failure."""
     run = item.config.stash[RUN]
-    run.turn = item.nodeid
+    run.turn = item.name
     item.stash[RECORDER] = Recorder(item.name, run.seed, lambda text: _say(item.config, text))
     reason = run.listed("not_applicable", item)
     if reason:
@@ -421,7 +463,7 @@ def _judged(
         is_shadow=bool(run.listed("shadow", item)),
         is_critical=bool(run.listed("critical", item)),
         seconds=round(_seconds(run, item, call), 3),
-        requests=run.requests.get(item.nodeid, 0),
+        requests=run.requests.get(item.name, 0),
         details=recorder.details,
     )
 
@@ -553,7 +595,9 @@ def connect(run: Run) -> Iterator[Callable[[str], Engine]]:
 
         def reach(url: str) -> Engine:
             if url not in engines:
-                engine = Engine(url, seconds, run.api_key, on_request=run.count_request)
+                engine = Engine(
+                    url, seconds, run.api_key, on_request=run.count_request, on_answer=run.look_at
+                )
                 engines[url] = stack.enter_context(engine)
             return engines[url]
 
@@ -641,7 +685,7 @@ def ahead(
         marked = item.get_closest_marker("ahead")
         if marked is not None and not run.listed("not_applicable", item):
             recorder = Recorder(item.name, run.seed, lambda _: None)
-            sender.send(item.nodeid, _jobs(run, item, _preparing(router, ruler, recorder)))
+            sender.send(item.name, _jobs(run, item, _preparing(router, ruler, recorder)))
     yield sender
     sender.stop()
 
@@ -649,7 +693,7 @@ def ahead(
 @pytest.fixture
 def answers(ahead: Ahead, bounds: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
     """Return the answers to the requests that a gate of ``@pytest.mark.ahead`` has prepared."""
-    return ahead.answers(request.node.nodeid)
+    return ahead.answers(request.node.name)
 
 
 def _jobs(run: Run, item: pytest.Item, prepare: Prepare) -> Sequence[Job]:

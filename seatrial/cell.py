@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from seatrial.errors import SeatrialError
 from seatrial.memory import MemoryPlan
 from seatrial.release import Release
+from seatrial.report import Report
 from seatrial.spec import ServingSpec
 
 Role = Literal["prefill", "decode", "combined", "router"]
@@ -52,10 +53,23 @@ class CellServer(_Strict):
         return f"{self.role} on {self.host}"
 
 
+class Peer(_Strict):
+    """Another cell of the fleet: its router, and whether prefill and decode are one server."""
+
+    name: str
+    router_url: Url
+    engine_urls: list[Url]
+    is_combined: bool
+
+
 class Cell(_Strict):
     """One cell: the servers that serve together, and what they should be.
 
     By hand there may be only a URL; then release, spec and plan are None and ``servers`` is empty.
+
+    Attributes:
+        peers: the other cells of the fleet.
+        baseline: the report of the gates that the last good release passed on this cell.
     """
 
     schema_: Annotated[Literal[1], Field(alias="schema")]
@@ -68,6 +82,8 @@ class Cell(_Strict):
     plan: MemoryPlan | None = None
     thresholds: str
     ssh_config: Path | None = None
+    peers: list[Peer] = []
+    baseline: Report | None = None
 
     @property
     def engines(self) -> list[CellServer]:

@@ -80,25 +80,143 @@ class Window(_Strict):
     d: NeedleCase
 
 
+class AgainstLastGood(_Strict):
+    """How much slower than the last good release this one may be.
+
+    Attributes:
+        rate_drop_ratio_max: allowed drop of a request's tokens per second.
+        first_token_rise_ratio_max: allowed rise of the time to its first token.
+        noise_ratio: how far two runs of one release have been apart (learned; see `origin`).
+    """
+
+    rate_drop_ratio_max: Ratio
+    first_token_rise_ratio_max: Annotated[float, Field(ge=0)]
+    noise_ratio: Ratio
+
+
 class Throughput(_Strict):
-    """A short load. ``scrape_seconds`` is how long to wait for Prometheus to look again."""
+    """A load at several levels of concurrency; the highest, asked in repeats, is judged.
+
+    Attributes:
+        requests: per level and repeat.
+        repeats: how often the highest level is run: from these the noise is learned.
+        scrape_seconds: how long to wait for Prometheus to look again.
+    """
 
     requests: Count
-    concurrency: Count
+    repeats: Count
+    concurrency_levels: Annotated[list[Count], Field(min_length=1)]
     prompt_tokens: Count
     answer_tokens: Count
     scrape_seconds: Seconds
     client_agreement_ratio_min: Ratio
     generation_tokens_per_second_min: Rate
     prompt_tokens_per_second_min: Rate
+    first_token_p50_ms_max: Rate
+    first_token_p99_ms_max: Rate
+    inter_token_p50_ms_max: Rate
+    inter_token_p99_ms_max: Rate
+    queue_p99_ms_max: Rate
+    answered_ratio_min: Ratio
+    last_good: AgainstLastGood
 
 
-class Memory(_Strict):
-    """Memory under long prefills, against the plan."""
+class Rung(_Strict):
+    """So many long prefills at once; with ``is_shared`` all begin with the same text."""
 
     requests: Count
     prompt_tokens: Count
+    is_shared: bool
+
+
+class Memory(_Strict):
+    """Memory under long prefills, against the plan and against the device.
+
+    Attributes:
+        source: where samples come from: the host (nvidia-smi, or the engine's processes), or DCGM's
+            metrics in Prometheus, whose scrapes are rarer and whose bound is ``samples_hz_min``.
+        headroom_mib_min: what must be left of the plan.
+        margin_mib_min: what must be left of the device.
+        scrape_seconds: how long to wait for Prometheus to look again, for its sources.
+    """
+
+    source: Literal["host", "dcgm"]
+    samples_hz_min: Rate
+    ladder: Annotated[list[Rung], Field(min_length=1)]
     headroom_mib_min: float
+    margin_mib_min: float
+    scrape_seconds: Seconds
+
+
+class Liveness(_Strict):
+    """The cell answers under bursts, beside long prefills, after an idle time, and soundly.
+
+    Attributes:
+        probe_seconds_max: within this each one-token probe must be answered.
+        prefill_tokens: length of the prefill beside which it is probed.
+        bursts: how many requests at once, one burst after the other, over again.
+        trend_p_min: below this probability the right answers become fewer with time.
+        cancelled_requests: so many clients hang up in the middle of their answers.
+        settle_seconds: within this no cancelled request may still run.
+    """
+
+    probes: Count
+    probe_interval_seconds: Seconds
+    probe_seconds_max: Seconds
+    probe_answered_ratio_min: Ratio
+    prefill_tokens: Count
+    burst_requests: Count
+    bursts: Annotated[list[Count], Field(min_length=1)]
+    burst_pause_seconds: Seconds
+    burst_prompt_tokens: Count
+    burst_right_ratio_min: Ratio
+    trend_p_min: Ratio
+    idle_seconds: Seconds
+    cancelled_requests: Count
+    settle_seconds: Seconds
+
+
+class Answers(_Strict):
+    """All answers of all gates, looked at for loops, spray, lost characters and torn ends."""
+
+    sound_ratio_min: Ratio
+
+
+class Soak(_Strict):
+    """The same for long: rounds of bursts with pauses, and what memory does meanwhile."""
+
+    seconds: Seconds
+    bursts: Annotated[list[Count], Field(min_length=1)]
+    burst_pause_seconds: Seconds
+    prompt_tokens: Count
+    right_ratio_min: Ratio
+    trend_p_min: Ratio
+    memory_growth_mib_per_1000_requests_max: float
+
+
+class Transfer(_Strict):
+    """The KV cache crosses from prefill to decode intact.
+
+    Attributes:
+        lengths: prompt tokens of the canaries.
+        samples: canaries per length.
+        prompts: greedy prompts that a cell of the other kind must answer alike.
+    """
+
+    lengths: Annotated[list[Count], Field(min_length=1)]
+    samples: Count
+    concurrency: Count
+    canary_ratio_min: Ratio
+    prompts: Count
+    alike_ratio_min: Ratio
+    agreement_ratio_min: Ratio
+
+
+class Kernels(_Strict):
+    """The kernels' self-test in the installed build. ``seconds`` is how long it may take."""
+
+    seconds: Seconds
+    passed_ratio_min: Ratio
 
 
 class Thresholds(_Strict):
@@ -124,6 +242,11 @@ class Thresholds(_Strict):
     window: Window | None = None
     throughput: Throughput | None = None
     memory: Memory | None = None
+    liveness: Liveness | None = None
+    soak: Soak | None = None
+    answers: Answers | None = None
+    transfer: Transfer | None = None
+    kernels: Kernels | None = None
     critical: Reasons
     shadow: Reasons
     not_applicable: Reasons
