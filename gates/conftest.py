@@ -30,6 +30,7 @@ from seatrial import cell as cells
 from seatrial import degenerate
 from seatrial import report as reports
 from seatrial import thresholds as threshold_files
+from seatrial.baseline import Baseline
 from seatrial.cell import Cell, CellError, CellServer
 from seatrial.engine import Answer, Engine, EngineError, launch_command
 from seatrial.errors import SeatrialError
@@ -90,6 +91,7 @@ class Run:
     is_by_hand: bool = False
     report_dir: Path | None = None
     api_key: str | None = None
+    baseline: Baseline | None = None
     problem: str = ""
     select: list[str] = field(default_factory=list)
     server_arguments: dict[str, str] = field(default_factory=dict)
@@ -104,6 +106,7 @@ class Run:
     answers: list[Judged] = field(default_factory=list)
     requests: dict[str, int] = field(default_factory=dict)
     prepared: dict[str, float] = field(default_factory=dict)
+    answers: list[Judged] = field(default_factory=list)
 
     def listed(
         self, kind: Literal["critical", "shadow", "not_applicable"], item: pytest.Item
@@ -111,19 +114,27 @@ class Run:
         """Return the reason with which the thresholds list a gate or its group, or nothing."""
         if self.thresholds is None:
             return ""
-        reasons: dict[str, str] = getattr(self.thresholds, kind)
+        reasons: dict[str, str] = dict(getattr(self.thresholds, kind))
+        if kind == "not_applicable":
+            if self.baseline is None:
+                reasons |= self.thresholds.not_applicable_without_last_good
+            if self.cell is not None and self.cell.with_roles("combined"):
+                reasons |= self.thresholds.not_applicable_to_combined
         return reasons.get(item.name) or reasons.get(_group(item), "")
+
+    @property
+    def asking(self) -> str:
+        """The gate on whose behalf a request is sent: ahead of its turn, or in it."""
+        return CURRENT_GATE.get() or self.turn
 
     def count_request(self) -> None:
         """Count a request for the gate on whose behalf it is sent."""
-        gate = CURRENT_GATE.get() or self.turn
-        self.requests[gate] = self.requests.get(gate, 0) + 1
+        self.requests[self.asking] = self.requests.get(self.asking, 0) + 1
 
     def look_at(self, answer: Answer) -> None:
         """Keep what is wrong with an answer, if anything, and which gate asked for it."""
         faults = degenerate.faults(answer)
-        gate = (CURRENT_GATE.get() or self.turn).rpartition("::")[2]
-        self.answers.append(Judged(gate, faults, answer.text[:60] if faults else ""))
+        self.answers.append(Judged(self.asking, faults, answer.text[:60] if faults else ""))
 
     @property
     def stopper(self) -> GateResult | None:
@@ -215,8 +226,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Read what to judge, before any other plugin reads its options."""
     for name, description in GROUPS.items():
         config.addinivalue_line("markers", f"{name}: {description}")
-    config.addinivalue_line("markers", f"{EACH_LAUNCH}: asked after each cold launch")
     config.addinivalue_line("markers", "ahead(jobs): its requests overlap those of other gates")
+    config.addinivalue_line("markers", f"{EACH_LAUNCH}: asked after each cold launch")
     # A library's warning says nothing about the cell; the unit tests make it an error.
     config.addinivalue_line("filterwarnings", "default")
     run = Run(report_dir=config.option.report_dir)
@@ -248,6 +259,7 @@ def _read_options(config: pytest.Config, run: Run) -> None:
         run.cell = cells.load(options.cell_file)
         run.select = list(run.cell.spec.gates.select) if run.cell.spec else list(GROUPS)
     run.thresholds = threshold_files.load(THRESHOLDS, options.thresholds or run.cell.thresholds)
+    run.baseline = run.cell.baseline
     if options.api_key_file is not None:
         try:
             run.api_key = options.api_key_file.read_text().strip()
@@ -356,7 +368,7 @@ def _check_names(run: Run, gates: dict[str, pytest.Item]) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Leave out what is listed as not applicable; measure nothing after a critical failure."""
     run = item.config.stash[RUN]
-    run.turn = item.nodeid
+    run.turn = item.name
     item.stash[RECORDER] = Recorder(item.name, run.seed, lambda text: _say(item.config, text))
     reason = run.listed("not_applicable", item)
     if reason:
@@ -464,7 +476,7 @@ def _judged(
         is_shadow=bool(run.listed("shadow", item)),
         is_critical=bool(run.listed("critical", item)),
         seconds=round(_seconds(run, item, call), 3),
-        requests=run.requests.get(item.nodeid, 0),
+        requests=run.requests.get(item.name, 0),
         details=recorder.details,
     )
 
@@ -686,7 +698,7 @@ def ahead(
         marked = item.get_closest_marker("ahead")
         if marked is not None and not run.listed("not_applicable", item):
             recorder = Recorder(item.name, run.seed, lambda _: None)
-            sender.send(item.nodeid, _jobs(run, item, _preparing(router, ruler, recorder)))
+            sender.send(item.name, _jobs(run, item, _preparing(router, ruler, recorder)))
     yield sender
     sender.stop()
 
@@ -694,7 +706,7 @@ def ahead(
 @pytest.fixture
 def answers(ahead: Ahead, bounds: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
     """Return the answers to the requests that a gate of ``@pytest.mark.ahead`` has prepared."""
-    return ahead.answers(request.node.nodeid)
+    return ahead.answers(request.node.name)
 
 
 def _jobs(run: Run, item: pytest.Item, prepare: Prepare) -> Sequence[Job]:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from seatrial import counters
+from seatrial.baseline import Baseline
 from seatrial.cell import Cell, CellServer
 from seatrial.counters import Counters
 from seatrial.details import Comparison, Point, Series
@@ -23,7 +24,6 @@ from seatrial.haystack import Layout, Ruler, ask_at_length, build
 from seatrial.load import Load, at_once, first_token_seconds, gap_seconds, quantile
 from seatrial.prometheus import Prometheus, PrometheusError, Window, measured_load, selector
 from seatrial.ratio import RatioError, RatioInterval, compare
-from seatrial.report import Report
 from seatrial.thresholds import Throughput
 from seatrial.verdict import InconclusiveError, InvalidMeasurementError, Recorder
 
@@ -226,14 +226,14 @@ def test_requests_wait_in_queues_no_longer_than_promised(
 
 
 def test_requests_are_served_as_fast_as_by_last_good(
-    gate: Recorder, cell: Cell, loads: Loads, bounds: Throughput
+    gate: Recorder, run: Any, loads: Loads, bounds: Throughput
 ) -> None:
     """A request's tokens per second do not drop below the last good release's by more than allowed.
 
     The rule is non-inferiority: PASS when the whole 95 % interval lies above the allowed drop, FAIL
     when it lies below equality and the drop exceeds the allowance, else INCONCLUSIVE.
     """
-    old, release = _baseline(cell, RATE, loads.highest)
+    old, release = _baseline(run, RATE, loads.highest)
     limits = bounds.last_good
     found = _compared(_samples(loads.highest, RATE), old, limits.noise_ratio)
     least = 1 - limits.rate_drop_ratio_max
@@ -254,13 +254,13 @@ def test_requests_are_served_as_fast_as_by_last_good(
 
 
 def test_first_tokens_come_as_fast_as_from_last_good(
-    gate: Recorder, cell: Cell, loads: Loads, bounds: Throughput
+    gate: Recorder, run: Any, loads: Loads, bounds: Throughput
 ) -> None:
     """The time to the first token does not rise above the last good release's by more than allowed.
 
     The rule is that of the tokens per second, the other way round.
     """
-    old, release = _baseline(cell, FIRST, loads.highest)
+    old, release = _baseline(run, FIRST, loads.highest)
     limits = bounds.last_good
     found = _compared(_samples(loads.highest, FIRST), old, limits.noise_ratio)
     most = 1 + limits.first_token_rise_ratio_max
@@ -452,30 +452,30 @@ def _keep(gate: Recorder, level: Level) -> None:
             gate.details.samples[f"{name}/{level.concurrency}/{repeat}"] = values
 
 
-def _baseline(cell: Cell, name: str, level: Level) -> tuple[list[list[float]], str]:
+def _baseline(run: Any, name: str, level: Level) -> tuple[list[list[float]], str]:
     """Return the last good release's observations of the same cell, and its digest.
 
     Raises:
         InvalidMeasurementError: there are none.
     """
-    report: Report | None = cell.baseline
-    if report is None:
+    baseline: Baseline | None = run.baseline
+    if baseline is None:
         raise InvalidMeasurementError(
-            "The cell file has no report of the last good release to compare with; the first "
-            "rollout has none: list this gate under not_applicable in the thresholds file."
+            "Nothing is known of a last good release to compare with; where that is so at first, "
+            "the thresholds file lists this gate under not_applicable_without_last_good."
         )
     found = [
         values
-        for gate in report.gates
-        for key, values in gate.details.samples.items()
+        for samples in baseline.samples.values()
+        for key, values in samples.items()
         if key.startswith(f"{name}/{level.concurrency}/")
     ]
     if not found:
         raise InvalidMeasurementError(
-            "The report of the last good release has no observations of a load with "
-            f"{level.concurrency} requests at once, so there is nothing to compare with."
+            f"{baseline.where} has no observations of a load with {level.concurrency} requests at "
+            "once, so there is nothing to compare with."
         )
-    return found, report.release or "unknown"
+    return found, baseline.release
 
 
 def _compared(new: list[list[float]], old: list[list[float]], noise_ratio: float) -> RatioInterval:

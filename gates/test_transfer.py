@@ -16,8 +16,7 @@ from seatrial import canary, counters
 from seatrial.canary import Reply
 from seatrial.cell import Cell, CellServer, Peer
 from seatrial.counters import Counters
-from seatrial.details import Cell as Square
-from seatrial.details import Heatmap, Item
+from seatrial.details import Heatmap, Item, Square
 from seatrial.engine import Engine
 from seatrial.facts import Facts
 from seatrial.haystack import Ruler
@@ -106,7 +105,7 @@ def test_canaries_cross_intact(
             title="Canaries across the transfer",
             x_label="prompt tokens",
             y_label="depth, percent",
-            cells=squares,
+            squares=squares,
             bound=bounds.canary_ratio_min,
         )
     )
