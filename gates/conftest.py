@@ -30,6 +30,7 @@ from seatrial import cell as cells
 from seatrial import degenerate
 from seatrial import report as reports
 from seatrial import thresholds as threshold_files
+from seatrial.baseline import Baseline
 from seatrial.cell import Cell, CellError, CellServer
 from seatrial.engine import Answer, Engine, EngineError, launch_command
 from seatrial.errors import SeatrialError
@@ -60,6 +61,9 @@ Readiness first, since nothing can be measured on a cell that does not answer; m
 reads the peak that the gates before it have left; answers last, since it looks at all of them.
 """
 
+ON_REQUEST = ("soak",)
+"""Groups that by hand run only when they are named: they take long on purpose."""
+
 THRESHOLDS = Path(__file__).parent / "thresholds"
 BY_HAND_THRESHOLDS = "any-server"
 CACHED_SHARE_MAX = 0.05
@@ -88,6 +92,7 @@ class Run:
     is_by_hand: bool = False
     report_dir: Path | None = None
     api_key: str | None = None
+    baseline: Baseline | None = None
     problem: str = ""
     select: list[str] = field(default_factory=list)
     server_arguments: dict[str, str] = field(default_factory=dict)
@@ -99,6 +104,7 @@ class Run:
     final: Report | None = None
     ahead: Ahead | None = None
     turn: str = ""
+    answers: list[Judged] = field(default_factory=list)
     requests: dict[str, int] = field(default_factory=dict)
     prepared: dict[str, float] = field(default_factory=dict)
     answers: list[Judged] = field(default_factory=list)
@@ -109,7 +115,12 @@ class Run:
         """Return the reason with which the thresholds list a gate or its group, or nothing."""
         if self.thresholds is None:
             return ""
-        reasons: dict[str, str] = getattr(self.thresholds, kind)
+        reasons: dict[str, str] = dict(getattr(self.thresholds, kind))
+        if kind == "not_applicable":
+            if self.baseline is None:
+                reasons |= self.thresholds.not_applicable_without_last_good
+            if self.cell is not None and self.cell.with_roles("combined"):
+                reasons |= self.thresholds.not_applicable_to_combined
         return reasons.get(item.name) or reasons.get(_group(item), "")
 
     @property
@@ -242,12 +253,14 @@ def _read_options(config: pytest.Config, run: Run) -> None:
     if options.select and not run.is_by_hand:
         raise CellError("--select is for --url; a cell file's spec says itself what is selected.")
     if options.url is not None:
-        run.select = options.select.split(",") if options.select else list(GROUPS)
+        unasked = [group for group in GROUPS if group not in ON_REQUEST]
+        run.select = options.select.split(",") if options.select else unasked
         run.cell = cells.by_hand(options.url, options.thresholds or BY_HAND_THRESHOLDS)
     else:
         run.cell = cells.load(options.cell_file)
         run.select = list(run.cell.spec.gates.select) if run.cell.spec else list(GROUPS)
     run.thresholds = threshold_files.load(THRESHOLDS, options.thresholds or run.cell.thresholds)
+    run.baseline = run.cell.baseline
     if options.api_key_file is not None:
         try:
             run.api_key = options.api_key_file.read_text().strip()

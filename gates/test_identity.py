@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ import pytest
 from seatrial import release as releases
 from seatrial.cell import Cell, CellServer
 from seatrial.engine import Answer, Engine
+from seatrial.facts import Facts
 from seatrial.haystack import START, Layout, is_recalled
 from seatrial.host import Host
 from seatrial.release import Release, ReleasedServer
@@ -25,24 +25,6 @@ from seatrial.verdict import InvalidMeasurementError, Recorder
 pytestmark = pytest.mark.identity
 
 CURRENT_RELEASE = "/opt/seatrial/current/release.json"
-
-
-@dataclass
-class Facts:
-    """Facts that were compared, and the sentences about those that do not agree."""
-
-    compared: int = 0
-    wrong: list[str] = field(default_factory=list)
-
-    def agree(self, what: str, found: object, expected: object) -> None:
-        """Compare one fact and show both values if they differ."""
-        self.hold(found == expected, f"{what} is {found}, released is {expected}")
-
-    def hold(self, is_true: bool, otherwise: str) -> None:
-        """Count one fact, with the sentence to say if it is false."""
-        self.compared += 1
-        if not is_true:
-            self.wrong.append(otherwise)
 
 
 @pytest.fixture(scope="module")
@@ -251,15 +233,5 @@ def _json(text: object) -> dict[str, Any]:
 
 def _assert_agreement(gate: Recorder, facts: Facts, bounds: Identity) -> None:
     """Record which share of the facts agrees, and assert it."""
-    shown = facts.wrong[:6]
-    more = len(facts.wrong) - len(shown)
-    message = "; ".join(shown) + (f"; and {more} more" if more else "")
-    measured, bound = gate.record(
-        (facts.compared - len(facts.wrong)) / facts.compared if facts.compared else float("nan"),
-        at_least=bounds.agreement_ratio_min,
-        unit="of facts agree",
-        samples=facts.compared,
-        message=f"{len(facts.wrong)} of {facts.compared} differ: {message}." if message else "",
-        next_step="Deploy the release again; if it differs again, something else changes the host.",
-    )
+    measured, bound = facts.judge(gate, bounds.agreement_ratio_min)
     assert measured >= bound

@@ -8,10 +8,10 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from seatrial.baseline import Baseline
 from seatrial.errors import SeatrialError
 from seatrial.memory import MemoryPlan
 from seatrial.release import Release
-from seatrial.report import Report
 from seatrial.spec import ServingSpec
 
 Role = Literal["prefill", "decode", "combined", "router"]
@@ -69,7 +69,7 @@ class Cell(_Strict):
 
     Attributes:
         peers: the other cells of the fleet.
-        baseline: the report of the gates that the last good release passed on this cell.
+        baseline: what the gates found on the last good release; None if nothing is known.
     """
 
     schema_: Annotated[Literal[1], Field(alias="schema")]
@@ -80,10 +80,10 @@ class Cell(_Strict):
     release: Release | None = None
     spec: ServingSpec | None = None
     plan: MemoryPlan | None = None
+    baseline: Baseline | None = None
     thresholds: str
     ssh_config: Path | None = None
     peers: list[Peer] = []
-    baseline: Report | None = None
 
     @property
     def engines(self) -> list[CellServer]:

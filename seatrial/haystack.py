@@ -168,9 +168,16 @@ def build(seed: int, characters: int, layout: Layout, opening: int = 0) -> str:
     return f"{' '.join([first, *prose])}\n\n{QUESTION}"
 
 
-def is_recalled(answer: str) -> bool:
+def is_recalled(answer: str, secret: str = SECRET) -> bool:
     """Say whether the answer names the secret, and no other word that looks like a code."""
-    return set(_CODE.findall(answer)) == {SECRET}
+    return set(_CODE.findall(answer)) == {secret}
+
+
+def fresh_secret(draw: random.Random) -> str:
+    """Return a code of the shape of :data:`SECRET` that nobody has seen."""
+    letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    first, last = ("".join(draw.choices(letters, k=5)) for _ in range(2))
+    return f"{first}-{draw.randrange(10000):04d}-{last}"
 
 
 def _prose(draw: random.Random, characters: int) -> list[str]:

@@ -16,12 +16,16 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import Generic, TypeVar
 
 from seatrial.engine import Answer, EngineError
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
-class Load:
+class Load(Generic[T]):
     """The requests of one load, in the order in which they were asked.
 
     Attributes:
@@ -30,31 +34,31 @@ class Load:
         seconds: from the first request to the last answer.
     """
 
-    answers: list[Answer | None]
+    answers: list[T | None]
     problems: list[str]
     seconds: float
 
     @property
-    def whole(self) -> list[Answer]:
+    def whole(self) -> list[T]:
         """The answers of the requests that did not fail."""
         return [answer for answer in self.answers if answer is not None]
 
-    @property
-    def first_token_seconds(self) -> list[float]:
-        """How long each streamed answer took to its first token."""
-        return [one.first_seconds for one in self.whole if one.first_seconds is not None]
 
-    @property
-    def gap_seconds(self) -> list[float]:
-        """All times between one token and the next, of all streamed answers."""
-        return [gap for answer in self.whole for gap in answer.gap_seconds]
+def first_token_seconds(answers: Iterable[Answer]) -> list[float]:
+    """Return how long each streamed answer took to its first token."""
+    return [one.first_seconds for one in answers if one.first_seconds is not None]
 
 
-def at_once(requests: Sequence[Callable[[], Answer]], concurrency: int) -> Load:
+def gap_seconds(answers: Iterable[Answer]) -> list[float]:
+    """Return all times between one token and the next, of all streamed answers."""
+    return [gap for answer in answers for gap in answer.gap_seconds]
+
+
+def at_once(requests: Sequence[Callable[[], T]], concurrency: int) -> Load[T]:
     """Ask all, so many at a time; a request that fails is kept as a problem, not raised."""
     problems: list[str] = []
 
-    def one(request: Callable[[], Answer]) -> Answer | None:
+    def one(request: Callable[[], T]) -> T | None:
         try:
             return request()
         except EngineError as error:
@@ -68,27 +72,27 @@ def at_once(requests: Sequence[Callable[[], Answer]], concurrency: int) -> Load:
 
 
 @dataclass
-class Bursts:
+class Bursts(Generic[T]):
     """The sizes of bursts, over and over, until so many requests were sent."""
 
     sizes: Sequence[int]
     pause_seconds: float
-    loads: list[Load] = field(default_factory=list)
+    loads: list[Load[T]] = field(default_factory=list)
 
-    def send(self, requests: Iterable[Callable[[], Answer]], until: Callable[[], bool]) -> None:
+    def send(self, requests: Iterable[Callable[[], T]], until: Callable[[], bool]) -> None:
         """Send burst after burst with pauses between, until there is nothing left or it is time."""
         left = iter(requests)
         while not until():
             for size in self.sizes:
-                burst = [request for request, _ in zip(left, range(size), strict=False)]
+                burst = list(islice(left, size))
                 if not burst:
                     return
                 self.loads.append(at_once(burst, len(burst)))
                 time.sleep(self.pause_seconds)
 
     @property
-    def answers(self) -> list[Answer | None]:
-        """All answers, in the order in which they were asked."""
+    def replies(self) -> list[T | None]:
+        """What came back, in the order in which it was asked for."""
         return [answer for load in self.loads for answer in load.answers]
 
     @property

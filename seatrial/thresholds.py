@@ -229,6 +229,8 @@ class Thresholds(_Strict):
         critical: gates after which, unless they pass, nothing more is measured.
         shadow: gates that run and are reported, and never decide.
         not_applicable: gates that cannot apply to this model.
+        not_applicable_without_last_good: the same where nothing is known of a last good release.
+        not_applicable_to_combined: the same for a cell without prefill and decode of their own.
     """
 
     schema_: Annotated[Literal[1], Field(alias="schema")]
@@ -250,6 +252,8 @@ class Thresholds(_Strict):
     critical: Reasons
     shadow: Reasons
     not_applicable: Reasons
+    not_applicable_without_last_good: Reasons
+    not_applicable_to_combined: Reasons
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
@@ -263,7 +267,14 @@ class Thresholds(_Strict):
     @property
     def names(self) -> list[str]:
         """The gates and groups that the file names, each of which should exist."""
-        return [*self.critical, *self.shadow, *self.not_applicable, *self.budget_seconds]
+        return [
+            *self.critical,
+            *self.shadow,
+            *self.not_applicable,
+            *self.not_applicable_without_last_good,
+            *self.not_applicable_to_combined,
+            *self.budget_seconds,
+        ]
 
     def section(self, name: str) -> Any:
         """Return the section ``name``.
