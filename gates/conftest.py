@@ -36,6 +36,7 @@ from seatrial.engine import Answer, Engine, EngineError, launch_command
 from seatrial.errors import SeatrialError
 from seatrial.haystack import Layout, Ruler, ask_at_length
 from seatrial.host import Host
+from seatrial.page import page
 from seatrial.prometheus import Prometheus
 from seatrial.release import Release
 from seatrial.report import NEXT, GateResult, NotSelected, Report
@@ -517,6 +518,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     )
     if run.report_dir is not None:
         run.final.write(run.report_dir)
+        (run.report_dir / "report.html").write_text(page(run.final))
     session.exitstatus = run.final.exit_status
 
 
