@@ -53,12 +53,22 @@ class CellServer(_Strict):
         return f"{self.role} on {self.host}"
 
 
+class Peer(_Strict):
+    """Another cell of the fleet: its router, and whether prefill and decode are one server."""
+
+    name: str
+    router_url: Url
+    engine_urls: list[Url]
+    is_combined: bool
+
+
 class Cell(_Strict):
     """One cell: the servers that serve together, and what they should be.
 
     By hand there may be only a URL; then release, spec and plan are None and ``servers`` is empty.
 
     Attributes:
+        peers: the other cells of the fleet.
         baseline: what the gates found on the last good release; None if nothing is known.
     """
 
@@ -73,6 +83,7 @@ class Cell(_Strict):
     baseline: Baseline | None = None
     thresholds: str
     ssh_config: Path | None = None
+    peers: list[Peer] = []
 
     @property
     def engines(self) -> list[CellServer]:

@@ -19,6 +19,8 @@ from tests.standin import StandIn
 
 ROOT = Path(__file__).resolve().parents[1]
 CASE_A = "test_case_a_needle_at_start_of_5200_tokens_is_recalled"
+BY_URL = "readiness,window"
+"""The groups that a URL alone can answer."""
 ROLES = {"combined": {"port": 30002, "gpus": [], "args": {}, "env": {}}}
 
 

@@ -12,20 +12,35 @@ import yaml
 
 from seatrial import report
 from seatrial.verdict import Verdict
-from tests.gate_runs import CASE_A, ROOT, cell_file, run_gates, thresholds
+from tests.gate_runs import BY_URL, CASE_A, ROOT, cell_file, run_gates, thresholds
 from tests.standin import serving
 
 
 def test_good_server_passes_by_hand(tmp_path: Path) -> None:
-    """A URL alone is enough; what needs a host or Prometheus is not applicable, with its reason."""
+    """A URL alone is enough for the groups that look through HTTP."""
     with serving() as server:
-        outcome = run_gates(tmp_path, "--url", server.url)
+        outcome = run_gates(tmp_path, "--url", server.url, "--select", BY_URL)
     assert outcome.status == 0, outcome.output
     assert outcome.report is not None
-    verdicts = {gate.group: gate.verdict for gate in outcome.report.gates}
-    assert verdicts["window"] is verdicts["readiness"] is Verdict.PASS
-    assert verdicts["identity"] is verdicts["memory"] is Verdict.NOT_APPLICABLE
-    assert "no Prometheus to ask" in outcome.gate("test_load_reads_prompts_fast_enough").message
+    assert {gate.group for gate in outcome.report.gates} == set(BY_URL.split(","))
+    assert {gate.verdict for gate in outcome.report.gates} == {Verdict.PASS}
+
+
+def test_what_a_url_cannot_answer_is_invalid(tmp_path: Path) -> None:
+    """By hand, what needs a host or Prometheus says so; the rest runs; and how to go on."""
+    with serving() as server:
+        outcome = run_gates(tmp_path, "--url", server.url)
+    assert outcome.status == 2, outcome.output
+    assert outcome.report is not None
+    assert outcome.gate(CASE_A).verdict is Verdict.PASS
+    for gate, reason in {
+        "test_unit_files_are_the_released_ones": "There is no release to compare with.",
+        "test_load_reads_prompts_fast_enough": "There is no Prometheus to ask.",
+        "test_peak_memory_stays_within_plan": "There is no host to look at.",
+    }.items():
+        assert outcome.gate(gate).verdict is Verdict.INVALID
+        assert outcome.gate(gate).message.startswith(reason)
+    assert outcome.report.next.endswith(f"--select {BY_URL}")
 
 
 def test_good_cell_passes(tmp_path: Path) -> None:
@@ -55,7 +70,7 @@ def test_good_cell_passes(tmp_path: Path) -> None:
 def test_report_fits_a_terminal(tmp_path: Path) -> None:
     """The table stays below 100 columns, and ends with the sentence that decides."""
     with serving(sees_tokens=4096) as server:
-        run_gates(tmp_path, "--url", server.url)
+        run_gates(tmp_path, "--url", server.url, "--select", BY_URL)
     text = (tmp_path / "report.txt").read_text()
     assert max(len(line) for line in text.splitlines()) < 100
     assert text.startswith(f"Gates on cell {server.url}: FAIL")
@@ -106,7 +121,8 @@ def test_silent_server_fails_and_stops_the_run(tmp_path: Path) -> None:
     outcome = run_gates(tmp_path, "--url", "http://127.0.0.1:9")
     assert outcome.status == 1
     assert outcome.gate("test_own_request_is_answered").verdict is Verdict.FAIL
-    assert outcome.gate(CASE_A).message.startswith("Not measured, since the cell does not answer")
+    said = outcome.gate(CASE_A).message
+    assert said.startswith("Not measured, since every server is ready gave FAIL. On a cell that")
 
 
 @pytest.mark.parametrize(
@@ -166,7 +182,10 @@ def test_rate_below_its_bound_fails(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"window": {"answer_tokns": 9}}, "window.answer_tokns: is not a key"),
-        ({"not_applicable": {"test_gone": "why"}}, "there is no gate named test_gone"),
+        (
+            {"not_applicable": {"test_gone": "why"}},
+            "The thresholds name test_gone; there is no such",
+        ),
         ({"window": None}, "have no section window"),
     ],
     ids=["misspelt-key", "misspelt-gate", "missing-section"],
