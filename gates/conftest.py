@@ -107,7 +107,6 @@ class Run:
     answers: list[Judged] = field(default_factory=list)
     requests: dict[str, int] = field(default_factory=dict)
     prepared: dict[str, float] = field(default_factory=dict)
-    answers: list[Judged] = field(default_factory=list)
 
     def listed(
         self, kind: Literal["critical", "shadow", "not_applicable"], item: pytest.Item
