@@ -337,7 +337,7 @@ def _common_residue(lost: Sequence[int], modulus: int) -> str:
     smaller = [m for m in (2**power for power in range(2, 12)) if modulus % m == 0]
     for m in smaller:
         shared = {residue % m for residue in lost}
-        if len(shared) == 1 and len(lost) * m >= modulus / 2:
+        if len(shared) == 1 and len(lost) * m > modulus / 2:
             return f"Lost: lengths that leave {shared.pop()} modulo {m}."
     return f"Lost: lengths that leave {', '.join(map(str, lost[:8]))} modulo {modulus}."
 

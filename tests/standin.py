@@ -193,7 +193,7 @@ class StandIn:
         with self.lock:
             is_aborted = self.draw.random() < self.aborts_share
             self.aborted += is_aborted
-        cached = self._cached(seen, prompt)
+        cached = self._cached(text, prompt)
         if is_aborted:
             return Said([], prompt, cached, is_aborted=True)
         with self.lock:
