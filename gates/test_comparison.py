@@ -73,7 +73,7 @@ def _pairs(baseline: Baseline, asking: Examiner, most: int) -> list[tuple[Questi
         if (question := parse(item.key)) is not None and asking.can_repeat(question)
     }
     keys = sorted(known)
-    random.Random(baseline.release).shuffle(keys)
+    random.Random(len(keys)).shuffle(keys)
     return [known[key] for key in keys[:most]]
 
 
