@@ -141,6 +141,20 @@ class MemoryPlan(_Strict):
 
     schema_: Annotated[Literal[1], Field(alias="schema")] = 1
     roles: dict[str, RolePlan]
+    wider_bytes: dict[int, dict[str, int]] = {}
+    """What each role would need in all with a wider index_topk that the build supports."""
+
+    def cost_of(self, width: int) -> str:
+        """Return what a wider index_topk would cost on each device, in words."""
+        asked = self.wider_bytes.get(width)
+        if asked is None:
+            return f"The plan does not know what index_topk {width} would cost."
+        said = []
+        for role, total in asked.items():
+            more = total - self.roles[role].total_bytes
+            free = self.roles[role].device_bytes - self.roles[role].total_bytes
+            said.append(f"{_mib(more)} MiB more for {role}, of {_mib(free)} MiB free")
+        return f"index_topk {width} would cost {'; '.join(said)}."
 
     def table(self) -> str:
         """Return all tables."""
@@ -215,7 +229,17 @@ def plan(
     ]
     if problems:
         raise MemoryPlanError("\n\n".join(problems))
-    return predicted
+    wider = {
+        width: {
+            role: one.total_bytes
+            for role, one in predict(
+                spec.model_copy(update={"index_topk": width}), model_config, build, weights_bytes
+            ).roles.items()
+        }
+        for width in build.get("supported_index_topk", [])
+        if width > spec.index_topk
+    }
+    return predicted.model_copy(update={"wider_bytes": wider})
 
 
 def predict(
