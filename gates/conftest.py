@@ -53,6 +53,7 @@ GROUPS = {
     "memory": "memory under long prefills, against the plan and the device",
     "liveness": "the cell answers in bursts, beside long prefills, after an idle time",
     "soak": "the same for long",
+    "alike": "a combined cell and one with prefill and decode answer alike",
     "answers": "no answer to any of the gates was degenerate",
 }
 """The groups that a spec may select, in the order in which they run.
@@ -61,8 +62,8 @@ Readiness first, since nothing can be measured on a cell that does not answer; m
 reads the peak that the gates before it have left; answers last, since it looks at all of them.
 """
 
-ON_REQUEST = ("soak",)
-"""Groups that by hand run only when they are named: they take long on purpose."""
+ON_REQUEST = ("soak", "alike")
+"""Groups that by hand run only when they are named: they take long, or need two cells."""
 
 THRESHOLDS = Path(__file__).parent / "thresholds"
 BY_HAND_THRESHOLDS = "any-server"
