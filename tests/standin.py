@@ -14,9 +14,22 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from seatrial.haystack import NEEDLE, SECRET
-
 TEMPLATE_TOKENS = 7  # what a chat template adds to a prompt
+
+
+QUESTION = re.compile(r"(?:What is )?([Tt]he secret code[\w ]*?)(?: is|\?)$")
+
+
+def recalled(text: str, sees_tokens: float = math.inf) -> str:
+    """Return the value that the end of the text asks for, if no more words than that follow it."""
+    asked = QUESTION.search(text)
+    if asked is None:
+        return ""
+    name = asked[1][0].upper() + asked[1][1:]
+    found = [*re.finditer(rf"{name} is ([A-Z0-9]+(?:-[A-Z0-9]+)+)\.", text)]
+    if not found or len(text[found[-1].end() :].split()) > sees_tokens:
+        return ""
+    return found[-1][1]
 
 
 @dataclass
@@ -41,6 +54,7 @@ class StandIn:
     metrics: str = ""
     # What it has done.
     requests: int = 0
+    prefixes: set[str] = field(default_factory=set)
     counters: dict[str, float] = field(default_factory=lambda: {"generation": 1.0, "prompt": 1.0})
     samples: list[tuple[float, dict[str, float]]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -52,9 +66,7 @@ class StandIn:
             self.requests += 1
         seen = " ".join(words[-int(min(len(words), self.truncates_at)) :])
         prompt = len(seen.split()) + extra
-        found = seen.rfind(NEEDLE)
-        behind = len(seen[found:].split()) - len(NEEDLE.split())
-        said = SECRET if found >= 0 and behind <= self.sees_tokens else "I do not know"
+        said = recalled(seen, self.sees_tokens) or "I do not know"
         completion = limit if is_exact else min(limit, len(said.split()) + 1)
         with self.lock:
             counted = 1 - self.uncounted_share
@@ -63,6 +75,14 @@ class StandIn:
         if self.prompt_tokens_said is not None:
             prompt = self.prompt_tokens_said
         return {"text": f"{said}.", "prompt": prompt, "completion": completion}
+
+    def cached(self, text: str, tokens: int) -> int:
+        """Return how many of a completion's tokens stood in the one before it, and keep it."""
+        with self.lock:
+            before, self.prefixes = self.prefixes, {text.partition("\n\n")[0], *self.prefixes}
+        if self.cached_tokens is not None:
+            return self.cached_tokens
+        return tokens - 10 if text.partition("\n\n")[0] in before else 0
 
     def scraped(self, query: str) -> list[dict[str, Any]]:
         """Answer a range selector: each question is also a scrape."""
@@ -128,12 +148,12 @@ class _Handler(BaseHTTPRequestHandler):
             meta = {
                 "prompt_tokens": said["prompt"],
                 "completion_tokens": said["completion"],
-                "cached_tokens": server.cached_tokens or 0,
+                "cached_tokens": server.cached(body["text"], said["prompt"]),
                 "finish_reason": {"type": "length"},
             }
             self._send({"text": said["text"], "meta_info": meta})
         else:
-            text = body["messages"][0]["content"]
+            text = "\n".join(message["content"] for message in body["messages"])
             said = server.answer(text, body["max_tokens"], is_exact=False, extra=TEMPLATE_TOKENS)
             usage: dict[str, Any] = {
                 "prompt_tokens": said["prompt"],
