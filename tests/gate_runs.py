@@ -58,7 +58,9 @@ def thresholds(folder: Path, **sections: Any) -> str:
     """Write thresholds like the rehearsal's, but for the given keys, and return the file."""
     value = yaml.safe_load((ROOT / "gates/thresholds/rehearsal.yml").read_text())
     value["request_seconds"] = 5
-    value["throughput"] |= {"scrape_seconds": 1, "requests": 4}
+    value["throughput"] |= {"scrape_seconds": 1, "requests": 4, "repeats": 2}
+    value["liveness"] |= {"idle_seconds": 0.1, "burst_requests": 60, "burst_pause_seconds": 0.01}
+    value["liveness"] |= {"probe_interval_seconds": 0.05, "settle_seconds": 1}
     for name, change in sections.items():
         value[name] = value[name] | change if isinstance(change, dict) else change
     path = folder / "own.yml"
