@@ -20,12 +20,13 @@ from contextlib import ExitStack
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
+from seatrial import baseline as baselines
 from seatrial import cell as cells
 from seatrial import degenerate
 from seatrial import report as reports
@@ -38,6 +39,7 @@ from seatrial.haystack import Layout, Ruler, ask_at_length
 from seatrial.host import Host
 from seatrial.page import page
 from seatrial.prometheus import Prometheus
+from seatrial.recall import Corpus, Examiner, Scale, load_corpus
 from seatrial.release import Release
 from seatrial.report import NEXT, GateResult, NotSelected, Report
 from seatrial.thresholds import Thresholds
@@ -48,11 +50,14 @@ GROUPS = {
     "identity": "the running servers are the release",
     "kernels": "the installed kernels agree with their references",
     "window": "needles at known places are recalled",
+    "recall": "needles are recalled at all lengths and depths",
+    "comparison": "no less is recalled than by the last good release",
     "transfer": "the KV cache crosses from prefill to decode intact",
     "throughput": "tokens per second and latency, as Prometheus and we count them",
     "memory": "memory under long prefills, against the plan and the device",
     "liveness": "the cell answers in bursts, beside long prefills, after an idle time",
     "soak": "the same for long",
+    "alike": "a combined cell and one with prefill and decode answer alike",
     "answers": "no answer to any of the gates was degenerate",
 }
 """The groups that a spec may select, in the order in which they run.
@@ -61,10 +66,11 @@ Readiness first, since nothing can be measured on a cell that does not answer; m
 reads the peak that the gates before it have left; answers last, since it looks at all of them.
 """
 
-ON_REQUEST = ("soak",)
-"""Groups that by hand run only when they are named: they take long on purpose."""
+ON_REQUEST = ("soak", "alike")
+"""Groups that by hand run only when they are named: they take long, or need two cells."""
 
 THRESHOLDS = Path(__file__).parent / "thresholds"
+CORPUS = Path(__file__).parent / "corpora/us-constitution.txt"
 BY_HAND_THRESHOLDS = "any-server"
 CACHED_SHARE_MAX = 0.05
 """A chat template's own first tokens may come from the prefix cache; a haystack must not."""
@@ -213,6 +219,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--report-dir", type=Path, help="write report.html, .txt, .json, junit.xml here"
     )
     group.addoption("--seed", type=int, help="repeat the prompts of an earlier run")
+    group.addoption("--corpus", type=Path, default=CORPUS, help="a text to hide needles in")
+    group.addoption(
+        "--against", type=Path, help="compare with an earlier run's report.json, by hand"
+    )
     group.addoption(
         "--each-launch",
         action="store_true",
@@ -260,6 +270,8 @@ def _read_options(config: pytest.Config, run: Run) -> None:
         run.select = list(run.cell.spec.gates.select) if run.cell.spec else list(GROUPS)
     run.thresholds = threshold_files.load(THRESHOLDS, options.thresholds or run.cell.thresholds)
     run.baseline = run.cell.baseline
+    if options.against is not None:
+        run.baseline = baselines.of_report(options.against)
     if options.api_key_file is not None:
         try:
             run.api_key = options.api_key_file.read_text().strip()
@@ -743,3 +755,27 @@ def _asked(
             "prefix cache, though the prompt is new: the prefill was not measured."
         )
     return answer
+
+
+@pytest.fixture(scope="session")
+def corpus(request: pytest.FixtureRequest) -> Callable[[], Corpus]:
+    """Return how to read the text that needles are hidden in; it is read once, when it is needed.
+
+    A text that cannot be read is the trouble of the gates that want it, and of no other.
+    """
+    path: Path = request.config.option.corpus
+    return cache(lambda: load_corpus(path))
+
+
+@pytest.fixture(scope="session")
+def examiner(run: Run, router: Engine, corpus: Callable[[], Corpus]) -> Callable[[str], Examiner]:
+    """Return who asks for needles, with the room for answers that a section of thresholds gives."""
+    scale = Scale()
+
+    def with_section(name: str) -> Examiner:
+        if run.thresholds is None:
+            raise InvalidMeasurementError("There are no thresholds to judge by.")
+        tokens = run.thresholds.section(name).answer_tokens
+        return Examiner(router, tokens, corpus, CACHED_SHARE_MAX, scale)
+
+    return with_section

@@ -24,6 +24,8 @@ from seatrial.verdict import InvalidMeasurementError, Recorder
 
 pytestmark = pytest.mark.identity
 
+BACKENDS = ("attention_backend", "moe_runner_backend", "sampling_backend", "kv_cache_dtype")
+"""What SGLang resolves by hardware and model; another choice is another numeric result."""
 CURRENT_RELEASE = "/opt/seatrial/current/release.json"
 
 
@@ -92,6 +94,20 @@ def test_servers_report_released_configuration(
     for server in cell.with_roles("router"):
         found = sorted(connect(server.url).workers())
         facts.agree(f"workers of {server.label}", found, sorted(s.url for s in cell.engines))
+    _assert_agreement(gate, facts, bounds)
+
+
+def test_servers_derive_what_the_release_means(
+    gate: Recorder, cell: Cell, release: Release, connect: Callable[[str], Engine], bounds: Identity
+) -> None:
+    """What SGLang derives itself is what the release means: chunk, backends, environment."""
+    facts = Facts()
+    for server in cell.engines:
+        info = connect(server.url).server_info()
+        ranks = [dict(info), *(dict(state) for state in info.get("internal_states") or [])]
+        facts.hold(len(ranks) > 1, f"{server.label} tells nothing of its schedulers")
+        for state in ranks:
+            _compare_derived(facts, release, server, info, state)
     _assert_agreement(gate, facts, bounds)
 
 
@@ -171,9 +187,55 @@ def _compare_server_info(
         f"mode of {server.label}", mode, "null" if server.role == "combined" else server.role
     )
     flags = releases.flags_of(release.servers[server.role].argv)
-    for flag in ("context-length", "chunked-prefill-size", "mem-fraction-static"):
+    for flag in ("context-length", "mem-fraction-static"):
         found = info.get(flag.replace("-", "_"))
         facts.agree(f"{flag} of {server.label}", str(found), flags.get(flag))
+
+
+def _compare_derived(
+    facts: Facts,
+    release: Release,
+    server: CellServer,
+    info: dict[str, Any],
+    state: dict[str, Any],
+) -> None:
+    """Compare what a server, or one of its schedulers, made of its arguments and environment.
+
+    With DP attention each rank gets its share of the chunk (srt/arg_groups/parallel_hook.py divides
+    `chunked_prefill_size` by `attn_dp_size`). A backend that was asked for must be the one that
+    runs; what SGLang chose itself must be one choice. `env_vars` is its environment after it has
+    changed it, there with SGLANG_EXPOSE_OWN_ENV_VARS=1.
+    """
+    released = release.servers[server.role]
+    flags = releases.flags_of(released.argv)
+    shares = int(flags.get("attn-dp-size") or 1)
+    if "enable-dp-attention" in flags:
+        shares = int(flags.get("dp-size") or flags.get("dp") or 1)
+    asked = int(flags.get("chunked-prefill-size", 0))
+    facts.agree(
+        f"chunk of {server.label} ({asked} over {shares} DP ranks)",
+        state.get("chunked_prefill_size"),
+        asked // shares,
+    )
+    for key in BACKENDS:
+        if key not in state:
+            continue
+        resolved, wanted = state[key], flags.get(key.replace("_", "-"), "auto")
+        if wanted != "auto":
+            facts.agree(f"{key} of {server.label}", resolved, wanted)
+        elif key in info:
+            facts.hold(
+                resolved == info[key],
+                f"{key} of {server.label} is {info[key]}, in one of its schedulers {resolved}",
+            )
+    own = state.get("env_vars")
+    if released.env.get("SGLANG_EXPOSE_OWN_ENV_VARS") == "1" and "launch_command" not in state:
+        facts.hold(isinstance(own, dict), f"{server.label} does not tell its own environment")
+    for name, value in released.env.items():
+        if isinstance(own, dict) and name in own:
+            facts.hold(
+                str(own[name]) == value, f"SGLang changed {name} of {server.label} by itself"
+            )
 
 
 def _compare_plugin(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from http import HTTPStatus
@@ -17,6 +17,9 @@ import requests
 from seatrial.errors import SeatrialError
 
 CONNECT_SECONDS = 5.0
+
+Message = tuple[str, str]
+"""Who speaks (user, assistant), and what."""
 
 _SECRET_FLAG = re.compile(r"(?i)^--\S*(key|token|secret|password)$")
 _SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)")
@@ -181,15 +184,16 @@ class Engine:
             ) from None
         raise EngineUnreachableError(f"{self.url}{path} ended its stream before it was whole")
 
-    def chat(self, message: str, tokens: int) -> Answer:
-        """Send one user message greedily and return the reply of at most ``tokens``.
+    def chat(self, message: str | Sequence[Message], tokens: int) -> Answer:
+        """Send a user message, or a conversation, greedily; return the reply of at most ``tokens``.
 
         Raises:
             EngineError: no answer, an error status, or an answer without token counts.
         """
+        messages = [("user", message)] if isinstance(message, str) else message
         body = {
             "model": self.model(),
-            "messages": [{"role": "user", "content": message}],
+            "messages": [{"role": role, "content": text} for role, text in messages],
             "temperature": 0,
             "max_tokens": tokens,
         }
@@ -348,6 +352,17 @@ def launch_command(info: dict[str, Any]) -> str:
         else:
             shown.append(word)
     return " ".join(shown) or "unknown"
+
+
+def model_override(info: dict[str, Any]) -> dict[str, Any]:
+    """Return what a server's ``/server_info`` says was changed in the model's configuration."""
+    said = info.get("json_model_override_args")
+    if isinstance(said, dict):
+        return said
+    try:
+        return _mapping(json.loads(str(said)))
+    except ValueError:
+        return {}
 
 
 def parse_metrics(page: str) -> list[Sample]:

@@ -164,7 +164,7 @@ def build(seed: int, characters: int, layout: Layout, opening: int = 0) -> str:
     fixed = len(first) + len(layout.depths) * (len(NEEDLE) + 1) + len(QUESTION) + 3
     prose = _prose(draw, max(0, characters - fixed))
     for depth in sorted(layout.depths, reverse=True):
-        prose.insert(_sentence_at(prose, depth), NEEDLE)
+        prose.insert(sentence_at(prose, depth), NEEDLE)
     return f"{' '.join([first, *prose])}\n\n{QUESTION}"
 
 
@@ -185,18 +185,18 @@ def _prose(draw: random.Random, characters: int) -> list[str]:
     sentences: list[str] = []
     left = characters
     while left > 0:
-        sentence = _sentence(draw)
-        if len(sentence) + 1 > left:
-            sentence = _shortened(sentence, left - 1)
-            if sentence:
-                sentences.append(sentence)
+        drawn = sentence(draw)
+        if len(drawn) + 1 > left:
+            drawn = _shortened(drawn, left - 1)
+            if drawn:
+                sentences.append(drawn)
             break
-        sentences.append(sentence)
-        left -= len(sentence) + 1
+        sentences.append(drawn)
+        left -= len(drawn) + 1
     return sentences
 
 
-def _sentence(draw: random.Random) -> str:
+def sentence(draw: random.Random) -> str:
     """Return one sentence of nine to eighteen words."""
 
     def thing() -> str:
@@ -219,7 +219,7 @@ def _shortened(sentence: str, characters: int) -> str:
     return f"{' '.join(words)}." if words else ""
 
 
-def _sentence_at(prose: Sequence[str], depth: float) -> int:
+def sentence_at(prose: Sequence[str], depth: float) -> int:
     """Return before which sentence the share ``depth`` of the characters has passed."""
     wanted = depth * sum(len(sentence) + 1 for sentence in prose)
     passed = 0

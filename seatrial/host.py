@@ -178,6 +178,17 @@ class Host:
             raise HostError(f"{self.name}: {unit} has no running process")
         return 1024 * sum(kib)
 
+    def memory_bytes(self, unit: str) -> int:
+        """Return the resident memory of the unit's processes now, in bytes; shared pages as above.
+
+        Raises:
+            HostError: the unit has no process.
+        """
+        kib = [int(word) for word in self._ask(memory_question(unit)).split()]
+        if not kib:
+            raise HostError(f"{self.name}: {unit} has no running process")
+        return 1024 * sum(kib)
+
     def gpu_memory_bytes(self, gpus: Sequence[int]) -> dict[int, int]:
         """Return the memory in use per GPU, in bytes. torch keeps what it once reserved."""
         lines = self._ask(gpu_memory_question(gpus)).splitlines()
@@ -291,10 +302,19 @@ def mapped_question(pid: int, folder: str) -> str:
 
 def peak_memory_question(unit: str) -> str:
     """Return the command that prints VmHWM, in KiB, of each process in the unit's control group."""
+    return _status_question(unit, "VmHWM")
+
+
+def memory_question(unit: str) -> str:
+    """Return the command that prints VmRSS, in KiB, of each process in the unit's control group."""
+    return _status_question(unit, "VmRSS")
+
+
+def _status_question(unit: str, key: str) -> str:
     name = _unit(unit).replace(".", "\\.")
     return (
         f"for group in $(grep -lsE '/{name}(/|$)' /proc/[0-9]*/cgroup); do "
-        "awk '/^VmHWM:/ {print $2}' \"${group%/cgroup}/status\"; done"
+        f"awk '/^{key}:/ {{print $2}}' \"${{group%/cgroup}}/status\"; done"
     )
 
 

@@ -80,6 +80,70 @@ class Window(_Strict):
     d: NeedleCase
 
 
+class Asked(_Strict):
+    """How long prompts are, and how many."""
+
+    prompt_tokens: Count
+    samples: Count
+
+
+class Recall(_Strict):
+    """Needles at all lengths and depths, between distractors, in chats, behind a cached prefix.
+
+    Attributes:
+        concurrency: requests at once.
+        answer_tokens: how much room an answer gets.
+        recall_ratio_min: the share of needles to recall, of all that one gate asks for.
+        kept_places_ratio_min: the share of lengths, depths and residues that lose no needles.
+        around_edge: lengths, as multiples of the longest prompt whose entries are all selected.
+        of_context: lengths, as shares of the context.
+        length_max_tokens: no prompt is longer, whatever the context is.
+        index_topk_by_hand: the selection to assume where neither a spec nor the server tells.
+        depths: where needles stand, 0 (start) to 1 (end).
+        samples: needles for each length and depth.
+        confirm_samples: fresh needles for a place that lost one, to tell a fault from an accident.
+        residues: a prompt of each length from ``prompt_tokens`` on, one token longer each.
+        covered_residues_ratio_min: the share of the residues that must have been hit.
+        cached_ratio_min: the share of a prompt that must come from the cache where that is wanted.
+    """
+
+    concurrency: Count
+    answer_tokens: Count
+    recall_ratio_min: Ratio
+    kept_places_ratio_min: Ratio
+    around_edge: list[Rate]
+    of_context: list[Ratio]
+    length_max_tokens: Count
+    index_topk_by_hand: Count
+    depths: list[Ratio]
+    samples: Count
+    confirm_samples: Count
+    residues: Asked
+    covered_residues_ratio_min: Ratio
+    named: Asked
+    near: Asked
+    chat: Asked
+    corpus: Asked
+    cached: Asked
+    cached_ratio_min: Ratio
+
+
+class Comparison(_Strict):
+    """This release against the last good one, on the questions that the last good one was asked.
+
+    Attributes:
+        drop_ratio_max: how much recall may drop.
+        alpha_ratio: the share of wrong decisions that is accepted, in each direction.
+        pairs: questions to ask at most.
+    """
+
+    concurrency: Count
+    answer_tokens: Count
+    drop_ratio_max: Annotated[float, Field(gt=0, lt=1)]
+    alpha_ratio: Annotated[float, Field(gt=0, lt=0.5)]
+    pairs: Count
+
+
 class AgainstLastGood(_Strict):
     """How much slower than the last good release this one may be.
 
@@ -200,16 +264,21 @@ class Transfer(_Strict):
     Attributes:
         lengths: prompt tokens of the canaries.
         samples: canaries per length.
-        prompts: greedy prompts that a cell of the other kind must answer alike.
     """
 
     lengths: Annotated[list[Count], Field(min_length=1)]
     samples: Count
     concurrency: Count
     canary_ratio_min: Ratio
+    agreement_ratio_min: Ratio
+
+
+class Alike(_Strict):
+    """Greedy prompts that a cell of the other kind (combined, or not) must answer alike."""
+
+    lengths: Annotated[list[Count], Field(min_length=1)]
     prompts: Count
     alike_ratio_min: Ratio
-    agreement_ratio_min: Ratio
 
 
 class Kernels(_Strict):
@@ -242,12 +311,15 @@ class Thresholds(_Strict):
     identity: Identity | None = None
     readiness: Readiness | None = None
     window: Window | None = None
+    recall: Recall | None = None
+    comparison: Comparison | None = None
     throughput: Throughput | None = None
     memory: Memory | None = None
     liveness: Liveness | None = None
     soak: Soak | None = None
     answers: Answers | None = None
     transfer: Transfer | None = None
+    alike: Alike | None = None
     kernels: Kernels | None = None
     critical: Reasons
     shadow: Reasons

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations
 from math import comb, sqrt
-from statistics import NormalDist
+from statistics import NormalDist, median
 
 EXACT_WAYS_MAX = 400_000
 """Up to so many steps the probability is counted, beyond it is approximated."""
@@ -36,6 +37,25 @@ def decay_probability(outcomes: Sequence[bool]) -> float:
     mean = failures * (total + 1) / 2
     spread = sqrt(failures * (total - failures) * (total + 1) / 12)
     return 1 - NormalDist().cdf((ranks - 0.5 - mean) / spread)
+
+
+def growth(points: Sequence[tuple[float, float]]) -> float:
+    """Return how much y grows per x: the median of the slopes between all pairs of points.
+
+    The Theil-Sen estimate (P. K. Sen, "Estimates of the regression coefficient based on Kendall's
+    tau", JASA 63 (1968), 1379-1389): a few looks that catch a spike do not move it.
+
+    Raises:
+        ValueError: there are no two points of different x.
+    """
+    slopes = [
+        (later[1] - earlier[1]) / (later[0] - earlier[0])
+        for earlier, later in combinations(points, 2)
+        if later[0] != earlier[0]
+    ]
+    if not slopes:
+        raise ValueError("a slope needs two points of different x")
+    return median(slopes)
 
 
 def _exact(total: int, failures: int, mirrored: int) -> float:

@@ -41,6 +41,7 @@ class Host:
             (root / folder).mkdir(parents=True)
         for path in FILES.glob("seatrial*"):
             text = path.read_text().replace('"/etc/systemd/system"', f'"{self.units}"')
+            text = text.replace('"/var/lib/prometheus/node-exporter/', f'"{self.units}/')
             (root / "bin" / path.name).write_text(text)
         for name in ("systemctl", "systemd-run"):
             (root / "path" / name).write_text(SYSTEMCTL)
@@ -267,3 +268,20 @@ def test_the_journal_is_told_from_where_it_was_read_last(host: Host) -> None:
     assert [line["event"] for line in later["lines"]] == ["armed"]
     assert host("journal", "9999")["count"] == later["count"]
     assert len(host("journal", "9999")["lines"]) == later["count"] - 1
+
+
+def test_node_exporter_is_told_what_runs_and_whether_it_is_decided(host: Host) -> None:
+    """The entry opens a cell by it whose rollout died."""
+
+    def told() -> list[str]:
+        return (host.units / "seatrial.prom").read_text().splitlines()
+
+    assert f'seatrial_release{{link="current",release="{OLD}"}} 1' in told()
+    assert "seatrial_decision_pending 0" in told()
+    host("arm", NEW, "60")
+    host("activate", NEW)
+    assert f'seatrial_release{{link="current",release="{NEW}"}} 1' in told()
+    assert "seatrial_decision_pending 1" in told()
+    host("revert", "--alone")
+    assert f'seatrial_release{{link="current",release="{OLD}"}} 1' in told()
+    assert "seatrial_decision_pending 0" in told()

@@ -7,7 +7,7 @@ from itertools import combinations
 
 import pytest
 
-from seatrial.trend import decay_probability
+from seatrial.trend import decay_probability, growth
 
 
 @pytest.mark.parametrize(("total", "failures"), [(6, 2), (8, 3), (9, 4)])
@@ -44,3 +44,12 @@ def test_false_alarms_keep_their_rate() -> None:
     runs = [[draw.random() > 0.05 for _ in range(200)] for _ in range(2000)]
     alarms = sum(decay_probability(run) < 0.01 for run in runs)
     assert alarms <= 34  # binomial(2000, 0.01): 34 or fewer in 99.8 % of experiments
+
+
+def test_growth_is_not_moved_by_a_spike() -> None:
+    """A leak of 2 per request is seen through one wild look, and no leak is none."""
+    leaking = [(float(x), 2.0 * x + (500.0 if x == 7 else 0.0)) for x in range(12)]
+    assert growth(leaking) == pytest.approx(2.0)
+    assert growth([(float(x), 5.0) for x in range(12)]) == 0
+    with pytest.raises(ValueError, match="two points"):
+        growth([(1.0, 2.0)])

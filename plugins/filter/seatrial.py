@@ -12,7 +12,7 @@ from ansible.errors import AnsibleFilterError
 # The library of the same checkout, not one that happens to be installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from seatrial import fleet_lock, host_program, ledger, memory, release, spec
+from seatrial import controller, fleet_lock, host_program, ledger, memory, release, spec
 from seatrial.errors import SeatrialError
 from seatrial.inventory_check import unknown_variables
 
@@ -263,6 +263,7 @@ class FilterModule:
             "seatrial_spec": _told(
                 lambda value: spec.check(value).model_dump(by_alias=True, mode="json")
             ),
+            "seatrial_check_home": _told(lambda _: controller.check_home()),
             "seatrial_check_inventory": _told(check_inventory),
             "seatrial_commit": _told(lambda path: release.commit_of(Path(path))),
             "seatrial_release_digest": _told(digest),
