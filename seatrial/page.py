@@ -47,12 +47,13 @@ def page(report: Report) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"number": number, "words": words, "svg": Markup}
-    counts = Counter(gate.verdict for gate in report.gates)
+    counts = Counter(gate.verdict for gate in report.gates if not gate.is_shadow)
     ranked = sorted(report.gates, key=lambda gate: (gate.is_shadow, _ORDER.index(gate.verdict)))
     return environment.get_template(_PAGE).render(
         report=report,
         blocking=list(_blocking(report)),
         counts=[(verdict, counts[verdict]) for verdict in _ORDER if counts[verdict]],
+        shadows=sum(gate.is_shadow for gate in report.gates),
         meaning=MEANING,
         gates=ranked,
         plots=list(_plots(report)),

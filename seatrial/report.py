@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -191,6 +192,14 @@ class Report(_Strict):
             f"Gates{what} on cell {self.cell}: {self.verdict.value}"
             f"   ({self.seconds:.0f} s, thresholds {self.thresholds}, seed {self.seed})"
         )
+
+
+def schema() -> str:
+    """Return the JSON Schema of ``report.json``, as ``report.schema.json`` here keeps it."""
+    value = Report.model_json_schema(by_alias=True, mode="serialization")
+    value["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    value["title"] = "The report of a run of Seatrial's gates"
+    return json.dumps(value, indent=2, sort_keys=True) + "\n"
 
 
 def read(path: Path) -> Report:

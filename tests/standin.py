@@ -1,4 +1,9 @@
-"""A tiny server in this process that speaks SGLang's and Prometheus' wire formats, with faults."""
+"""A tiny server in this process that speaks SGLang's and Prometheus' wire formats, with faults.
+
+It recalls needles as a model would, streams, counts what it does on `/metrics` and in the answers
+of its Prometheus, and takes the time that it is told to take. Every fault that the mutation pack
+plants is an attribute of :class:`StandIn`.
+"""
 
 from __future__ import annotations
 
@@ -15,25 +20,59 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-TIMES = ("time_to_first_token_seconds", "inter_token_latency_seconds", "queue_time_seconds")
-EDGES = (0.001, 0.01, 0.1, 1.0, 10.0, math.inf)
-LOOP = "the code is the code is " * 12
 TEMPLATE_TOKENS = 7  # what a chat template adds to a prompt
-
-
 QUESTION = re.compile(r"(?:What is )?([Tt]he secret code[\w ]*?)(?: is|\?)$")
+EDGES = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, math.inf)
+HANG_SECONDS = 30.0
+"""How long a request to a hung server is kept waiting; longer than any client of a test waits."""
+HISTOGRAMS = (
+    "time_to_first_token_seconds",
+    "inter_token_latency_seconds",
+    "queue_time_seconds",
+)
 
 
-def recalled(text: str, sees_tokens: float = math.inf) -> str:
-    """Return the value that the end of the text asks for, if no more words than that follow it."""
+@dataclass(frozen=True)
+class Needle:
+    """The needle that a prompt asks for.
+
+    Attributes:
+        value: what is asked for.
+        behind: words between the needle and the end.
+        depth: where it stands, 0 (start) to 1 (end).
+    """
+
+    value: str
+    behind: int
+    depth: float
+
+
+def asked_needle(text: str) -> Needle | None:
+    """Return the needle that the end of the text asks for, if the text has it."""
     asked = QUESTION.search(text)
     if asked is None:
-        return ""
+        return None
     name = asked[1][0].upper() + asked[1][1:]
     found = [*re.finditer(rf"{name} is ([A-Z0-9]+(?:-[A-Z0-9]+)+)\.", text)]
-    if not found or len(text[found[-1].end() :].split()) > sees_tokens:
-        return ""
-    return found[-1][1]
+    if not found:
+        return None
+    last = found[-1]
+    return Needle(last[1], len(text[last.end() :].split()), last.start() / len(text))
+
+
+@dataclass
+class Said:
+    """One answer: its words and what is counted of it."""
+
+    words: list[str]
+    prompt: int
+    cached: int
+    is_aborted: bool = False
+
+    @property
+    def text(self) -> str:
+        """What the model said."""
+        return " ".join(self.words)
 
 
 @dataclass
@@ -41,6 +80,30 @@ class StandIn:
     """A server of one model. Each attribute after ``url`` is a fault that a test switches on.
 
     A token is a word. The model recalls the needle if no more than ``sees_tokens`` follow it.
+
+    Attributes:
+        loses_residue: modulus and residue of the prompt lengths that lose their needle.
+        loses_depths: from where to where, 0 to 1, a needle is lost.
+        loses_beside: so many requests at once lose their needles.
+        decays_after: from this request on every second answer is wrong.
+        spoils_tail: the tokens after the first are spoiled, as by a KV cache that crossed wrongly.
+        loops: answers repeat themselves.
+        aborts_share: this share of requests is aborted.
+        is_hung: no request for tokens is answered, though the HTTP server lives.
+        hangs_after_idle_seconds: that happens once nothing was asked for so long.
+        health_fails_beside_tokens: `/health` answers 503 while a prompt of so many tokens is read.
+        reads_tokens_per_second: how fast prompts are read.
+        first_token_seconds: what the first token takes beside that.
+        token_seconds: what each later token takes.
+        noise_ratio: standard deviation of these times, as a share, request by request.
+        slow_first_share: this share of requests waits ``slow_first_factor`` times as long.
+        keeps_cancelled: requests of clients that hung up go on running.
+        answers_twice_alike: remembered answers are given to prompts seen before.
+        leaks_mib_per_request: memory that grows with every request.
+        spikes_mib_beside: memory that two long prefills together need.
+        counts: counters that grow by so much with every request; absent before the first.
+        hides_metrics: the page of metrics has nothing of SGLang's.
+        tears_streams: a stream ends after its second token.
     """
 
     url: str = ""
@@ -56,140 +119,204 @@ class StandIn:
     info: dict[str, Any] = field(default_factory=dict)
     workers: list[str] = field(default_factory=list)
     metrics: str = ""
-    # Time: of a thousand prompt tokens, to the first token, per token; one in so many is slower.
-    prefill_seconds: float = 0.0
-    first_seconds: float = 0.0
+    api_key: str = ""
+    loses_residue: tuple[int, int] | None = None
+    loses_depths: tuple[float, float] | None = None
+    loses_beside: float = math.inf
+    decays_after: float = math.inf
+    spoils_tail: bool = False
+    loops: bool = False
+    aborts_share: float = 0.0
+    is_hung: bool = False
+    hangs_after_idle_seconds: float = math.inf
+    health_fails_beside_tokens: float = math.inf
+    reads_tokens_per_second: float = math.inf
+    first_token_seconds: float = 0.0
     token_seconds: float = 0.0
-    slow_every: int = 0
-    slow_seconds: float = 0.0
-    noise: float = 0.0
-    # What goes wrong after so many requests, or with this share of them.
-    forgets_after: float = math.inf
-    loops_after: float = math.inf
-    aborts_every: int = 0
-    tears_streams: bool = False
+    noise_ratio: float = 0.0
+    slow_first_share: float = 0.0
+    slow_first_factor: float = 2.0
     keeps_cancelled: bool = False
-    hangs_after_idle: float = math.inf
-    is_busy_unhealthy: bool = False
-    retracts: bool = False
-    transfers: bool = False
-    fails_transfers: bool = False
-    spoils_transfers: bool = False
+    leaks_mib_per_request: float = 0.0
+    spikes_mib_beside: float = 0.0
+    counts: dict[str, float] = field(default_factory=dict)
     hides_metrics: bool = False
+    tears_streams: bool = False
     # What it has done.
-    running: int = 0
-    answered: float = 0.0
-    observed: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in TIMES})
-    events: dict[str, int] = field(default_factory=dict)
     requests: int = 0
+    running: int = 0
+    long_running: int = 0
+    aborted: int = 0
+    peak_mib: float = 100.0
+    last_asked: float = field(default_factory=time.monotonic)
     prefixes: set[str] = field(default_factory=set)
     counters: dict[str, float] = field(default_factory=lambda: {"generation": 1.0, "prompt": 1.0})
+    observed: dict[str, list[float]] = field(
+        default_factory=lambda: {name: [0.001] for name in HISTOGRAMS}
+    )
     samples: list[tuple[float, dict[str, float]]] = field(default_factory=list)
+    draw: random.Random = field(default_factory=lambda: random.Random(1))
     lock: threading.Lock = field(default_factory=threading.Lock)
+    is_over: threading.Event = field(default_factory=threading.Event)
 
-    def answer(self, text: str, limit: int, *, is_exact: bool, extra: int) -> dict[str, Any]:
-        """Return text and counts of an answer."""
-        words = text.split()
+    def begin(self, text: str) -> None:
+        """Count a request that comes in."""
         with self.lock:
             self.requests += 1
-            number, self.running = self.requests, self.running + 1
-        try:
-            if time.time() - self.answered > self.hangs_after_idle and self.answered:
-                time.sleep(60)
-            return self._answer(words, limit, number, is_exact=is_exact, extra=extra)
-        finally:
-            with self.lock:
-                self.running -= 1
-                self.answered = time.time()
+            self.running += 1
+            self.long_running += len(text.split()) > LONG_TOKENS
+            idle, self.last_asked = time.monotonic() - self.last_asked, time.monotonic()
+            if idle > self.hangs_after_idle_seconds:
+                self.is_hung = True
+            spike = self.spikes_mib_beside if self.long_running > 1 else 0.0
+            used = 100.0 + self.leaks_mib_per_request * self.requests + spike
+            self.peak_mib = max(self.peak_mib, used)
 
-    def _answer(
-        self, words: list[str], limit: int, number: int, *, is_exact: bool, extra: int
-    ) -> dict[str, Any]:
+    def end(self, text: str) -> None:
+        """Count a request that is over."""
+        with self.lock:
+            self.running -= 1
+            self.long_running -= len(text.split()) > LONG_TOKENS
+            self.last_asked = time.monotonic()
+
+    @property
+    def used_mib(self) -> float:
+        """Memory in use now."""
+        spike = self.spikes_mib_beside if self.long_running > 1 else 0.0
+        return 100.0 + self.leaks_mib_per_request * self.requests + spike
+
+    def answer(self, text: str, limit: int, *, is_exact: bool, extra: int) -> Said:
+        """Return the answer to a prompt."""
+        words = text.split()
         seen = " ".join(words[-int(min(len(words), self.truncates_at)) :])
         prompt = len(seen.split()) + extra
-        said = recalled(seen, self.sees_tokens) or "I do not know"
-        if number > self.forgets_after or (self.spoils_transfers and self.running > 1):
-            said = "I do not know"
-        said = LOOP if number > self.loops_after else said
-        completion = limit if is_exact else min(limit, len(said.split()) + 1)
-        draw = random.Random(number)
-        first = self.first_seconds + self.prefill_seconds * prompt / 1000
-        if self.slow_every and number % self.slow_every == 0:
-            first += self.slow_seconds
-        step = self.token_seconds * draw.lognormvariate(0, self.noise)
-        is_aborted = bool(self.aborts_every and number % self.aborts_every == 0)
-        time.sleep(first)
+        said = self._words(seen, prompt)
+        if self.loops:
+            said = ["the", "harbour"] * (limit // 2)
+        said = said[:limit]
+        if is_exact:
+            said = (said * (1 + limit // max(1, len(said))))[:limit]
         with self.lock:
-            self._count("num_aborted_requests_total", is_aborted)
-            self._count("num_retracted_requests_total", self.retracts)
-            self._count("kv_transfer_latency_ms_count", self.transfers)
-            self._count("num_transfer_failed_reqs_total", self.fails_transfers)
-            self.observed["time_to_first_token_seconds"].append(first)
-            self.observed["inter_token_latency_seconds"] += [step] * max(1, completion - 1)
-            self.observed["queue_time_seconds"].append(0.0005)
+            is_aborted = self.draw.random() < self.aborts_share
+            self.aborted += is_aborted
+        cached = self._cached(seen, prompt)
+        if is_aborted:
+            return Said([], prompt, cached, is_aborted=True)
+        with self.lock:
             counted = 1 - self.uncounted_share
-            self.counters["generation"] += completion * counted
+            self.counters["generation"] += len(said) * counted
             self.counters["prompt"] += prompt * counted
-        if self.prompt_tokens_said is not None:
-            prompt = self.prompt_tokens_said
-        return {
-            "text": f"{said}.",
-            "prompt": prompt,
-            "completion": completion,
-            "finish": "abort" if is_aborted else "length" if is_exact else "stop",
-            "step": step,
-        }
+        said_prompt = self.prompt_tokens_said
+        return Said(said, prompt if said_prompt is None else said_prompt, cached)
 
-    def _count(self, event: str, happened: bool) -> None:
-        if happened:
-            self.events[event] = self.events.get(event, 0) + 1
+    def times(self, prompt: int, tokens: int) -> list[float]:
+        """Return how long each token of an answer takes, and count it."""
+        with self.lock:
+            noise = max(0.1, self.draw.gauss(1, self.noise_ratio))
+            slow = self.slow_first_factor if self.draw.random() < self.slow_first_share else 1.0
+        first = noise * slow * (self.first_token_seconds + prompt / self.reads_tokens_per_second)
+        later = noise * self.token_seconds
+        with self.lock:
+            self.observed["time_to_first_token_seconds"].append(first)
+            self.observed["queue_time_seconds"].append(0.001)
+            self.observed["inter_token_latency_seconds"] += [later] * (tokens - 1)
+        return [first, *[later] * (tokens - 1)]
+
+    def is_healthy(self) -> bool:
+        """Say what `/health` says."""
+        return self.is_ready and not (
+            self.health_fails_beside_tokens < math.inf and self.long_running > 0
+        )
 
     def page(self) -> str:
-        """Return the page of metrics: what has never happened is not there, as SGLang does it."""
+        """Return the `/metrics` page."""
+        with self.lock:
+            lines = [
+                f"sglang:num_running_reqs {self.running}.0",
+                "sglang:num_queue_reqs 0.0",
+                f"sglang:generation_tokens_total {self.counters['generation']}",
+            ]
+            if self.aborted:
+                lines.append(f"sglang:num_aborted_requests_total {self.aborted}.0")
+            for name, step in self.counts.items():
+                if self.requests:
+                    lines.append(f'sglang:{name}{{role="x"}} {step * self.requests}')
         if self.hides_metrics:
             return self.metrics
-        with self.lock:
-            lines = [f"sglang:num_running_reqs{{role='x'}} {self.running}".replace("'", '"')]
-            lines += [f"sglang:{name} {count}" for name, count in self.events.items()]
-        return "\n".join(lines) + "\n" + self.metrics
-
-    def cached(self, text: str, tokens: int) -> int:
-        """Return how many of a completion's tokens stood in the one before it, and keep it."""
-        with self.lock:
-            before, self.prefixes = self.prefixes, {text.partition("\n\n")[0], *self.prefixes}
-        if self.cached_tokens is not None:
-            return self.cached_tokens
-        return tokens - 10 if text.partition("\n\n")[0] in before else 0
+        return "\n".join([*lines, self.metrics, ""])
 
     def scraped(self, query: str) -> list[dict[str, Any]]:
         """Answer a range selector: each question is also a scrape."""
-        metric = re.search(r"sglang\[:_\](\w+)_tokens_total", query)
-        times = re.search(r"sglang\[:_\](\w+)_bucket", query)
-        if self.scrapes == "none" or (metric is None and times is None):
+        named = re.search(r"sglang\[:_\](\w+)", query)
+        if named is None or self.scrapes == "none":
             return []
-        now = time.time()
+        metric = named[1]
         with self.lock:
-            values = dict(self.counters)
-            for name, seen in self.observed.items():
+            now = time.time() - (60 if self.scrapes == "delayed" else 0)
+            values = {f"{name}_tokens_total": value for name, value in self.counters.items()}
+            for name, observed in self.observed.items():
                 for edge in EDGES:
-                    values[f"{name}/{edge}"] = float(sum(one <= edge for one in seen))
-            if self.scrapes == "nan":
-                values = dict.fromkeys(values, math.nan)
+                    values[f"{name}_bucket {edge}"] = sum(value <= edge for value in observed)
+            if self.scrapes in {"nan", "zero"}:
+                values = dict.fromkeys(values, math.nan if self.scrapes == "nan" else 0.0)
+            if self.scrapes == "frozen" and self.samples:
+                values = self.samples[0][1]
             if self.scrapes == "reset" and self.samples:
                 values = {name: value / (len(self.samples) + 1) for name, value in values.items()}
+            if self.scrapes == "missing":
+                values.pop(f"{metric}", None)
             if self.scrapes != "stale" or not self.samples:
                 self.samples.append((now, values))
-            if metric is not None:
-                pairs = [[at, str(found[metric[1]])] for at, found in self.samples]
-                return [{"metric": {}, "values": pairs}]
-            name = times[1] if times is not None else ""
-            return [
-                {
-                    "metric": {"le": "+Inf" if math.isinf(edge) else str(edge)},
-                    "values": [[at, str(found[f"{name}/{edge}"])] for at, found in self.samples],
-                }
-                for edge in EDGES
-            ]
+            samples = list(self.samples)
+        series = [name for name in samples[-1][1] if name.partition(" ")[0] == metric]
+        return [
+            {
+                "metric": {"le": _edge(name)} if " " in name else {},
+                "values": [[at, str(found[name])] for at, found in samples if name in found],
+            }
+            for name in series
+        ]
+
+    def _words(self, seen: str, prompt: int) -> list[str]:
+        needle = asked_needle(seen)
+        if needle is None or self._is_lost(needle, prompt):
+            return ["I", "do", "not", "know."]
+        if self.spoils_tail:
+            return [f"{needle.value.partition('-')[0]}-0000-NOTHING."]
+        return [f"{needle.value}."]
+
+    def _is_lost(self, needle: Needle, prompt: int) -> bool:
+        if needle.behind > self.sees_tokens or self.running >= self.loses_beside:
+            return True
+        if self.requests >= self.decays_after and self.requests % 2:
+            return True
+        if self.loses_depths is not None:
+            low, high = self.loses_depths
+            if low <= needle.depth <= high:
+                return True
+        if self.loses_residue is None:
+            return False
+        modulus, residue = self.loses_residue
+        return prompt % modulus == residue
+
+    def _cached(self, text: str, tokens: int) -> int:
+        """Return how many of a prompt's tokens stood in the one before it, and keep it."""
+        prefix = text.partition("\n\n")[0]
+        with self.lock:
+            is_known = prefix in self.prefixes
+            self.prefixes.add(prefix)
+        if self.cached_tokens is not None:
+            return self.cached_tokens
+        return max(0, tokens - 10) if is_known else 0
+
+
+LONG_TOKENS = 300
+"""A prompt longer than this counts as a long prefill."""
+
+
+def _edge(name: str) -> str:
+    edge = name.partition(" ")[2]
+    return "+Inf" if edge == "inf" else edge
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -205,63 +332,90 @@ class _Handler(BaseHTTPRequestHandler):
             return
         url = urlsplit(self.path)
         server = self.standin
-        if url.path == "/health" and server.is_busy_unhealthy and server.running:
-            time.sleep(0.2)
-            self._send({}, 503)
-        elif url.path in {"/ready", "/readiness", "/health"}:
-            self._send({}, 200 if server.is_ready else 503)
-        elif url.path == "/server_info":
-            self._send(server.info)
-        elif url.path == "/workers":
-            self._send({"workers": [{"url": worker} for worker in server.workers]})
-        elif url.path == "/v1/models":
-            self._send({"data": [{"id": "stand-in"}]})
+        if url.path in {"/ready", "/readiness", "/health"}:
+            self._send({}, 200 if server.is_healthy() else 503)
         elif url.path == "/metrics":
             self._send(server.page(), kind="text/plain")
         elif url.path == "/api/v1/query":
             query = parse_qs(url.query)["query"][0]
             result: Any = [time.time(), str(time.time())] if query == "time()" else None
             self._send({"data": {"result": result or server.scraped(query)}})
+        elif self._is_refused():
+            return
+        elif url.path == "/server_info":
+            self._send(server.info)
+        elif url.path == "/workers":
+            self._send({"workers": [{"url": worker} for worker in server.workers]})
+        elif url.path == "/v1/models":
+            self._send({"data": [{"id": "stand-in"}]})
         else:
             self._send({"error": "no such page"}, 404)
 
     def do_POST(self) -> None:
         """Answer what is asked."""
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self._is_dead():
+        if self._is_dead() or self._is_refused():
             return
         server = self.standin
-        if len(json.dumps(body).split()) > server.context_tokens:
+        text = body.get("text") or "\n".join(one["content"] for one in body["messages"])
+        if len(text.split()) > server.context_tokens:
             self._send({"object": "error", "message": "The input is longer than the context."}, 400)
-        elif self.path == "/generate":
-            given = body["sampling_params"]
-            said = server.answer(
-                body["text"], given["max_new_tokens"], is_exact=given["ignore_eos"], extra=0
-            )
-            meta = {
-                "prompt_tokens": said["prompt"],
-                "completion_tokens": said["completion"],
-                "cached_tokens": server.cached(body["text"], said["prompt"]),
-                "finish_reason": {"type": said["finish"]},
-            }
-            if body.get("stream"):
-                self._stream(said, meta)
+            return
+        server.begin(text)
+        try:
+            if server.is_hung:
+                server.is_over.wait(HANG_SECONDS)
+                self.close_connection = True
+            elif self.path == "/generate":
+                self._generate(server, body, text)
             else:
-                time.sleep(said["step"] * said["completion"])
-                self._send({"text": said["text"], "meta_info": meta})
-        else:
-            text = "\n".join(message["content"] for message in body["messages"])
-            said = server.answer(text, body["max_tokens"], is_exact=False, extra=TEMPLATE_TOKENS)
-            usage: dict[str, Any] = {
-                "prompt_tokens": said["prompt"],
-                "completion_tokens": said["completion"],
-                "prompt_tokens_details": None,
+                self._chat(server, body, text)
+        except (BrokenPipeError, ConnectionResetError):
+            if server.keeps_cancelled:
+                server.is_over.wait(HANG_SECONDS)
+        finally:
+            server.end(text)
+
+    def _generate(self, server: StandIn, body: dict[str, Any], text: str) -> None:
+        given = body["sampling_params"]
+        said = server.answer(text, given["max_new_tokens"], is_exact=given["ignore_eos"], extra=0)
+        times = server.times(said.prompt, len(said.words))
+        if not body.get("stream"):
+            server.is_over.wait(sum(times))
+            self._send({"text": said.text, "meta_info": _meta(said, len(said.words), is_last=True)})
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.close_connection = True
+        for count, seconds in enumerate(times, start=1):
+            server.is_over.wait(seconds)
+            meta = _meta(said, count, is_last=count == len(times))
+            self._event({"text": " ".join(said.words[:count]), "meta_info": meta})
+            if server.tears_streams and count == 2:
+                return
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def _event(self, content: dict[str, Any]) -> None:
+        self.wfile.write(f"data: {json.dumps(content)}\n\n".encode())
+        self.wfile.flush()
+
+    def _chat(self, server: StandIn, body: dict[str, Any], text: str) -> None:
+        said = server.answer(text, body["max_tokens"], is_exact=False, extra=TEMPLATE_TOKENS)
+        server.is_over.wait(sum(server.times(said.prompt, len(said.words) + 1)))
+        usage = {
+            "prompt_tokens": said.prompt,
+            "completion_tokens": len(said.words) + 1,
+            "prompt_tokens_details": {"cached_tokens": said.cached},
+        }
+        finish = "abort" if said.is_aborted else "stop"
+        self._send(
+            {
+                "choices": [{"message": {"content": said.text}, "finish_reason": finish}],
+                "usage": usage,
             }
-            if server.cached_tokens is not None:
-                usage["prompt_tokens_details"] = {"cached_tokens": server.cached_tokens}
-            time.sleep(said["step"] * said["completion"])
-            choice = {"message": {"content": said["text"]}, "finish_reason": said["finish"]}
-            self._send({"choices": [choice], "usage": usage})
+        )
 
     def _is_dead(self) -> bool:
         """Cut the connection, as a server does that was killed."""
@@ -270,34 +424,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
         return True
 
-    def _stream(self, said: dict[str, Any], meta: dict[str, Any]) -> None:
-        """Send an answer token by token, as SGLang does: the text so far in each event."""
-        server = self.standin
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Connection", "close")
-        self.end_headers()
-        self.close_connection = True
-        with server.lock:
-            server.running += 1
-        is_gone = False
-        try:
-            for count in range(1, said["completion"] + 1):
-                is_last = count == said["completion"]
-                now = {**meta, "completion_tokens": count}
-                now["finish_reason"] = meta["finish_reason"] if is_last else None
-                event = {"text": said["text"], "meta_info": now}
-                self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
-                self.wfile.flush()
-                if server.tears_streams and count > 1:
-                    return
-                time.sleep(said["step"])
-            self.wfile.write(b"data: [DONE]\n\n")
-        except OSError:
-            is_gone = True
-        finally:
-            with server.lock:
-                server.running -= 0 if is_gone and server.keeps_cancelled else 1
+    def _is_refused(self) -> bool:
+        """Refuse who has not the key."""
+        key = self.standin.api_key
+        if not key or self.headers.get("Authorization") == f"Bearer {key}":
+            return False
+        self._send({"error": "Unauthorized"}, 401)
+        return True
 
     def _send(self, content: Any, status: int = 200, kind: str = "application/json") -> None:
         page = (content if isinstance(content, str) else json.dumps(content)).encode()
@@ -306,6 +439,18 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(page)))
         self.end_headers()
         self.wfile.write(page)
+
+
+def _meta(said: Said, count: int, *, is_last: bool) -> dict[str, Any]:
+    finish: dict[str, Any] | None = {"type": "length"} if is_last else None
+    if said.is_aborted:
+        finish = {"type": "abort", "message": "Aborted", "status_code": 503}
+    return {
+        "prompt_tokens": said.prompt,
+        "completion_tokens": count,
+        "cached_tokens": said.cached,
+        "finish_reason": finish,
+    }
 
 
 @contextmanager
@@ -321,6 +466,7 @@ def serving(**faults: Any) -> Iterator[StandIn]:
     try:
         yield standin
     finally:
+        standin.is_over.set()
         server.shutdown()
         server.server_close()
         thread.join()
