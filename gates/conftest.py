@@ -774,6 +774,7 @@ def examiner(run: Run, router: Engine, corpus: Callable[[], Corpus]) -> Callable
         if run.thresholds is None:
             raise InvalidMeasurementError("There are no thresholds to judge by.")
         tokens = run.thresholds.section(name).answer_tokens
-        return Examiner(router, tokens, corpus, CACHED_SHARE_MAX, scale)
+        concurrency = run.thresholds.concurrency
+        return Examiner(router, tokens, concurrency, corpus, CACHED_SHARE_MAX, scale)
 
     return with_section

@@ -200,7 +200,7 @@ class StandIn:
         said = said[:limit]
         if is_exact:
             said = (said * (1 + limit // len(said)))[:limit]
-        cached = self._cached(seen, prompt)
+        cached = self._cached(text, prompt)
         is_aborted = bool(self.aborts_every and number % self.aborts_every == 0)
         with self.lock:
             self._count("num_aborted_requests_total", is_aborted)
