@@ -32,7 +32,7 @@ from seatrial import degenerate
 from seatrial import report as reports
 from seatrial import thresholds as threshold_files
 from seatrial.baseline import Baseline
-from seatrial.cell import Cell, CellError, CellServer
+from seatrial.cell import BY_HAND, Cell, CellError, CellServer
 from seatrial.engine import Answer, Engine, EngineError, launch_command
 from seatrial.errors import SeatrialError
 from seatrial.haystack import Layout, Ruler, ask_at_length
@@ -74,7 +74,6 @@ CORPUS = Path(__file__).parent / "corpora/us-constitution.txt"
 BY_HAND_THRESHOLDS = "any-server"
 CACHED_SHARE_MAX = 0.05
 """A chat template's own first tokens may come from the prefix cache; a haystack must not."""
-BY_HAND = "By hand only a URL is known; a rollout knows it from its cell file (--cell-file)."
 CURRENT_GATE: ContextVar[str] = ContextVar("gate", default="")
 """The gate on whose behalf a request is sent ahead; empty for the one whose turn it is."""
 
@@ -322,20 +321,16 @@ def pytest_collection_modifyitems(
     is_launch = config.option.each_launch
     launch_left_out: list[pytest.Item] = []
     for nodeid, item in gates.items():
+        reason = ""
         if groups[nodeid] not in selected:
-            entry = NotSelected(
-                id=item.name, group=groups[nodeid], reason="not selected by the spec"
-            )
-            run.not_selected.append(entry)
+            reason = "left out by hand" if run.is_by_hand else "not selected by the spec"
         elif is_launch and item.get_closest_marker(EACH_LAUNCH) is None:
-            entry = NotSelected(
-                id=item.name, group=groups[nodeid], reason="not asked after each cold launch"
-            )
-            run.not_selected.append(entry)
+            reason = "not asked after each cold launch"
             launch_left_out.append(item)
         elif item not in items and run.is_by_hand:
-            entry = NotSelected(id=item.name, group=groups[nodeid], reason="left out by hand")
-            run.not_selected.append(entry)
+            reason = "left out by hand"
+        if reason:
+            run.not_selected.append(NotSelected(id=item.name, group=groups[nodeid], reason=reason))
         else:
             run.expected[nodeid] = item
     left_out = [
@@ -417,7 +412,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
     """Count a judged gate as pytest does, without a letter for it."""
-    if any(name == "verdict" for name, _ in report.user_properties):
+    is_judged = any(name == "verdict" for name, _ in report.user_properties)
+    if is_judged and (report.when != "teardown" or report.failed):
         return report.outcome, "", ""
     return None
 
@@ -439,7 +435,7 @@ def pytest_runtest_makereport(
     run.results[item.nodeid] = result
     shadow = " in the shadow" if result.is_shadow else ""
     _say(item.config, f"  {result.verdict.value}{shadow} ({item.name}, {result.seconds:.1f} s)")
-    phase.user_properties += [
+    told = [
         ("verdict", result.verdict.value),
         ("measured", str(result.measured)),
         ("bound", str(result.bound)),
@@ -447,6 +443,8 @@ def pytest_runtest_makereport(
         ("shadow", str(result.is_shadow).lower()),
         ("critical", str(result.is_critical).lower()),
     ]
+    phase.user_properties += told
+    item.user_properties[:] = told  # which JUnit reads when the gate is torn down
     if result.verdict is Verdict.PASS:
         return phase
     if hasattr(phase, "wasxfail"):
@@ -776,6 +774,7 @@ def examiner(run: Run, router: Engine, corpus: Callable[[], Corpus]) -> Callable
         if run.thresholds is None:
             raise InvalidMeasurementError("There are no thresholds to judge by.")
         tokens = run.thresholds.section(name).answer_tokens
-        return Examiner(router, tokens, corpus, CACHED_SHARE_MAX, scale)
+        concurrency = run.thresholds.concurrency
+        return Examiner(router, tokens, concurrency, corpus, CACHED_SHARE_MAX, scale)
 
     return with_section

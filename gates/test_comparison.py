@@ -44,7 +44,7 @@ def test_recall_is_not_below_last_good(
             test.add(was_right, one.is_right)
         return test
 
-    outcomes = asking.ask_all(questions, bounds.concurrency, lambda done: tested(done).is_decided)
+    outcomes = asking.ask_all(questions, lambda done: tested(done).is_decided)
     test = tested(outcomes)
     gate.details.items = items_of(outcomes)
     _record(gate, baseline, test, before[: test.pairs], outcomes)
@@ -73,7 +73,7 @@ def _pairs(baseline: Baseline, asking: Examiner, most: int) -> list[tuple[Questi
         if (question := parse(item.key)) is not None and asking.can_repeat(question)
     }
     keys = sorted(known)
-    random.Random(baseline.release).shuffle(keys)
+    random.Random(len(keys)).shuffle(keys)
     return [known[key] for key in keys[:most]]
 
 

@@ -203,8 +203,8 @@ def _compare_derived(
 
     With DP attention each rank gets its share of the chunk (srt/arg_groups/parallel_hook.py divides
     `chunked_prefill_size` by `attn_dp_size`). A backend that was asked for must be the one that
-    runs; what SGLang chose itself must be one choice. `env_vars` is its environment after it has
-    changed it, there with SGLANG_EXPOSE_OWN_ENV_VARS=1.
+    runs; what SGLang chose itself must be one choice. `env_vars` is SGLang's own environment after
+    it has changed it, and is there with SGLANG_EXPOSE_OWN_ENV_VARS=1.
     """
     released = release.servers[server.role]
     flags = releases.flags_of(released.argv)

@@ -136,7 +136,7 @@ def test_no_length_residue_loses_its_needle(
         Question(Form.PLAIN, bounds.residues.prompt_tokens + step, _depth(step), next(seeds))
         for step in range(modulus * bounds.residues.samples)
     ]
-    outcomes = asking.ask_all(asked, bounds.concurrency, is_exact=True)
+    outcomes = asking.ask_all(asked, is_exact=True)
     outcomes += _missing_residues(asking, outcomes, modulus, bounds, seeds)
     # A few of them, for the next release: their prompts are short, and would outweigh the others.
     gate.details.items = items_of(outcomes[:: max(1, len(outcomes) // 16)])
@@ -226,11 +226,7 @@ def _ask_grid(asking: Examiner, bounds: Recall, lengths: Sequence[int], seed: st
         for tokens in lengths
         for depth in bounds.depths
     ]
-    grid = Grid(
-        asking.ask_all(
-            asked, bounds.concurrency, lambda done: is_hopeless(done, bounds.recall_ratio_min)
-        )
-    )
+    grid = Grid(asking.ask_all(asked, lambda done: is_hopeless(done, bounds.recall_ratio_min)))
     if is_hopeless(grid.outcomes, bounds.recall_ratio_min):
         return grid  # the whole is lost, so no place is worth a second look
     places = dict.fromkeys(
@@ -242,7 +238,7 @@ def _ask_grid(asking: Examiner, bounds: Recall, lengths: Sequence[int], seed: st
             for _ in range(bounds.confirm_samples)
         ]
         name = f"{tokens} tokens at depth {depth:.0%}"
-        grid.confirmed[name] = asking.ask_all(again, bounds.concurrency)
+        grid.confirmed[name] = asking.ask_all(again)
     return grid
 
 
@@ -303,7 +299,7 @@ def _missing_residues(
         Question(Form.PLAIN, first + (residue - first) % modulus, _depth(residue), next(seeds))
         for residue in sorted(missing)
     ]
-    return asking.ask_all(asked, bounds.concurrency, is_exact=True) if asked else []
+    return asking.ask_all(asked, is_exact=True) if asked else []
 
 
 def _lost_residues(
@@ -326,7 +322,6 @@ def _lost_residues(
                 Question(Form.PLAIN, tokens, _depth(step), next(seeds))
                 for step in range(bounds.confirm_samples)
             ],
-            bounds.concurrency,
             is_exact=True,
         )
         same = [one for one in again if one.prompt_tokens % modulus == residue]
@@ -342,7 +337,7 @@ def _common_residue(lost: Sequence[int], modulus: int) -> str:
     smaller = [m for m in (2**power for power in range(2, 12)) if modulus % m == 0]
     for m in smaller:
         shared = {residue % m for residue in lost}
-        if len(shared) == 1 and len(lost) * m >= modulus / 2:
+        if len(shared) == 1 and len(lost) * m > modulus / 2:
             return f"Lost: lengths that leave {shared.pop()} modulo {m}."
     return f"Lost: lengths that leave {', '.join(map(str, lost[:8]))} modulo {modulus}."
 
@@ -356,9 +351,7 @@ def _ask_form(
         Question(form, asked.prompt_tokens, _depth(step + 1), next(seeds))
         for step in range(asked.samples)
     ]
-    outcomes = asking.ask_all(
-        questions, bounds.concurrency, lambda done: is_hopeless(done, bounds.recall_ratio_min)
-    )
+    outcomes = asking.ask_all(questions, lambda done: is_hopeless(done, bounds.recall_ratio_min))
     gate.details.items = items_of(outcomes)
     return outcomes
 

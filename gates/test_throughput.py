@@ -16,7 +16,7 @@ import pytest
 
 from seatrial import counters
 from seatrial.baseline import Baseline
-from seatrial.cell import Cell, CellServer
+from seatrial.cell import BY_HAND, Cell, CellServer
 from seatrial.counters import Counters
 from seatrial.details import Comparison, Point, Series
 from seatrial.engine import Answer, Engine
@@ -303,7 +303,7 @@ def _measure(cell: Cell, level: Level, work: Callable[[], float], scrape_seconds
     """Do a level's loads between two scrapes, where there is a Prometheus; keep what went wrong."""
     if cell.prometheus_url is None:
         work()
-        level.problem = "The cell file names no Prometheus, so nothing was counted."
+        level.problem = f"There is no Prometheus to ask. {BY_HAND}"
         return
     ends = _instances(cell.with_roles("decode", "combined"))
     histograms = {

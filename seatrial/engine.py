@@ -357,12 +357,7 @@ def launch_command(info: dict[str, Any]) -> str:
 def model_override(info: dict[str, Any]) -> dict[str, Any]:
     """Return what a server's ``/server_info`` says was changed in the model's configuration."""
     said = info.get("json_model_override_args")
-    if isinstance(said, dict):
-        return said
-    try:
-        return _mapping(json.loads(str(said)))
-    except ValueError:
-        return {}
+    return said if isinstance(said, dict) else _mapping(_decoded(str(said).encode()))
 
 
 def parse_metrics(page: str) -> list[Sample]:

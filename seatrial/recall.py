@@ -42,6 +42,8 @@ DeepSeek-V4 in SGLang 0.5.23: compress_ratios 4 and 128, sliding_window 128.
 """
 TURNS = 12
 NAMED_NEEDLES = 6
+VALUE_TOKENS = 24
+"""Enough for a value that is completed, and no end of its own: some models go on."""
 _UNIT = re.compile(r"\w+|[^\w\s]")
 _KEY = re.compile(
     r"(?P<form>\w+) t(?P<tokens>\d+) d(?P<depth>[\d.e-]+) s(?P<seed>\d+) u(?P<units>\d+)"
@@ -454,12 +456,16 @@ class Examiner:
     """Asks one server, and refuses answers that come from its cache.
 
     Attributes:
+        answer_tokens: how much room an answer gets.
+        concurrency: requests at once.
+        corpus: the text of one's own, read when it is needed.
         cached_ratio_max: the share of a new prompt that may come from the prefix cache: a chat
             template's own first tokens may, a haystack must not.
     """
 
     engine: Engine
     answer_tokens: int
+    concurrency: int
     corpus: Callable[[], Corpus]
     cached_ratio_max: float
     scale: Scale = field(default_factory=Scale)
@@ -492,14 +498,14 @@ class Examiner:
     def ask_all(
         self,
         questions: Sequence[Question],
-        concurrency: int,
         is_decided: Callable[[Sequence[Outcome]], bool] = lambda _: False,
         *,
         is_exact: bool = False,
     ) -> list[Outcome]:
-        """Ask questions, so many at once, until done or decided."""
+        """Ask questions, so many at once as there is concurrency, until done or decided."""
         self.prepare((question.form for question in questions), questions[0].seed)
-        return ask_all(questions, partial(self.ask, is_exact=is_exact), concurrency, is_decided)
+        asking = partial(self.ask, is_exact=is_exact)
+        return ask_all(questions, asking, self.concurrency, is_decided)
 
     def can_repeat(self, question: Question) -> bool:
         """Whether an earlier run's question can be asked word for word: its text is at hand."""
@@ -515,7 +521,7 @@ class Examiner:
         # Completed, not chatted: a chat template could put the question before the prefix, and
         # /generate always tells what came from the cache. What follows the value does not count.
         def complete(prompt: Prompt) -> Answer:
-            answer = self.engine.generate(prompt.text, self.answer_tokens)
+            answer = self.engine.generate(prompt.text, VALUE_TOKENS, is_exact=True)
             first = answer.text.strip().split("\n")[0].partition(".")[0]
             return replace(answer, text=first)
 

@@ -91,7 +91,6 @@ class Recall(_Strict):
     """Needles at all lengths and depths, between distractors, in chats, behind a cached prefix.
 
     Attributes:
-        concurrency: requests at once.
         answer_tokens: how much room an answer gets.
         recall_ratio_min: the share of needles to recall, of all that one gate asks for.
         kept_places_ratio_min: the share of lengths, depths and residues that lose no needles.
@@ -107,7 +106,6 @@ class Recall(_Strict):
         cached_ratio_min: the share of a prompt that must come from the cache where that is wanted.
     """
 
-    concurrency: Count
     answer_tokens: Count
     recall_ratio_min: Ratio
     kept_places_ratio_min: Ratio
@@ -137,7 +135,6 @@ class Comparison(_Strict):
         pairs: questions to ask at most.
     """
 
-    concurrency: Count
     answer_tokens: Count
     drop_ratio_max: Annotated[float, Field(gt=0, lt=1)]
     alpha_ratio: Annotated[float, Field(gt=0, lt=0.5)]
