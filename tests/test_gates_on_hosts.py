@@ -176,7 +176,7 @@ def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Judge:
             return answers[question]
 
         monkeypatch.setattr(Host, "_ask", lambda door, question, _seconds=0: answer(door, question))
-        monkeypatch.setattr(Host, "follow", lambda door, _question: situation.followed())
+        monkeypatch.setattr(Host, "follow", lambda _door, _question: situation.followed())
         with serving(**situation.faults) as server:
             situation.serve_as(server)
             ladder = [{"requests": n, "prompt_tokens": 500, "is_shared": n > 2} for n in (1, 2, 3)]
