@@ -103,10 +103,10 @@ def test_fault_of_liveness_is_found(
     judge: Judge, faults: dict[str, Any], gate: str, verdict: Verdict, message: str
 ) -> None:
     """Each fault gives the right verdict by the gate that is there for it."""
-    own = {
-        "liveness": faults.pop("bounds", {}),
-        "request_seconds": faults.pop("request_seconds", 5),
-    }
+    faults = dict(faults)
+    own: dict[str, Any] = {"request_seconds": faults.pop("request_seconds", 5)}
+    if "bounds" in faults:
+        own["liveness"] = faults.pop("bounds")
     gates = judge("liveness", faults, own)
     assert gates[gate].verdict is verdict, gates[gate]
     assert message in gates[gate].message
@@ -141,7 +141,7 @@ def test_intact_transfer_passes(judge: Judge) -> None:
     ("faults", "gate", "verdict", "message"),
     [
         ({"spoils_tail": True}, "test_canaries_cross_intact", Verdict.FAIL, "-0000-NOTHING"),
-        ({"spoils_transfers": True}, "test_canaries_cross_intact", Verdict.FAIL, "1/4 at 300"),
+        ({"spoils_transfers": True}, "test_canaries_cross_intact", Verdict.FAIL, "I do not know"),
         ({"fails_transfers": True}, "test_transfers_do_not_fail", Verdict.FAIL, "failed_reqs"),
         ({"transfers": False}, "test_transfers_do_not_fail", Verdict.INVALID, "do not count"),
     ],
