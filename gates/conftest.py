@@ -32,7 +32,7 @@ from seatrial import degenerate
 from seatrial import report as reports
 from seatrial import thresholds as threshold_files
 from seatrial.baseline import Baseline
-from seatrial.cell import Cell, CellError, CellServer
+from seatrial.cell import BY_HAND, Cell, CellError, CellServer
 from seatrial.engine import Answer, Engine, EngineError, launch_command
 from seatrial.errors import SeatrialError
 from seatrial.haystack import Layout, Ruler, ask_at_length
@@ -57,6 +57,7 @@ GROUPS = {
     "memory": "memory under long prefills, against the plan and the device",
     "liveness": "the cell answers in bursts, beside long prefills, after an idle time",
     "soak": "the same for long",
+    "alike": "a combined cell and one with prefill and decode answer alike",
     "answers": "no answer to any of the gates was degenerate",
 }
 """The groups that a spec may select, in the order in which they run.
@@ -65,15 +66,14 @@ Readiness first, since nothing can be measured on a cell that does not answer; m
 reads the peak that the gates before it have left; answers last, since it looks at all of them.
 """
 
-ON_REQUEST = ("soak",)
-"""Groups that by hand run only when they are named: they take long on purpose."""
+ON_REQUEST = ("soak", "alike")
+"""Groups that by hand run only when they are named: they take long, or need two cells."""
 
 THRESHOLDS = Path(__file__).parent / "thresholds"
 CORPUS = Path(__file__).parent / "corpora/us-constitution.txt"
 BY_HAND_THRESHOLDS = "any-server"
 CACHED_SHARE_MAX = 0.05
 """A chat template's own first tokens may come from the prefix cache; a haystack must not."""
-BY_HAND = "By hand only a URL is known; a rollout knows it from its cell file (--cell-file)."
 CURRENT_GATE: ContextVar[str] = ContextVar("gate", default="")
 """The gate on whose behalf a request is sent ahead; empty for the one whose turn it is."""
 
@@ -218,21 +218,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--report-dir", type=Path, help="write report.html, .txt, .json, junit.xml here"
     )
     group.addoption("--seed", type=int, help="repeat the prompts of an earlier run")
+    group.addoption("--corpus", type=Path, default=CORPUS, help="a text to hide needles in")
+    group.addoption(
+        "--against", type=Path, help="compare with an earlier run's report.json, by hand"
+    )
     group.addoption(
         "--each-launch",
         action="store_true",
         help="run only what is asked after each of several cold launches (marker each_launch)",
     )
-    group.addoption("--corpus", type=Path, default=CORPUS, help="a text to hide needles in")
     group.addoption(
         "--diagnostic",
         action="append",
         default=[],
         metavar="INDEX_TOPK=URL",
         help="a combined server of that width that tells its selection, to explain a lost needle",
-    )
-    group.addoption(
-        "--against", type=Path, help="compare with an earlier run's report.json, by hand"
     )
     group.addoption("--api-key-file", type=Path, help="file with the key that the URL asks for")
 
@@ -328,20 +328,16 @@ def pytest_collection_modifyitems(
     is_launch = config.option.each_launch
     launch_left_out: list[pytest.Item] = []
     for nodeid, item in gates.items():
+        reason = ""
         if groups[nodeid] not in selected:
-            entry = NotSelected(
-                id=item.name, group=groups[nodeid], reason="not selected by the spec"
-            )
-            run.not_selected.append(entry)
+            reason = "left out by hand" if run.is_by_hand else "not selected by the spec"
         elif is_launch and item.get_closest_marker(EACH_LAUNCH) is None:
-            entry = NotSelected(
-                id=item.name, group=groups[nodeid], reason="not asked after each cold launch"
-            )
-            run.not_selected.append(entry)
+            reason = "not asked after each cold launch"
             launch_left_out.append(item)
         elif item not in items and run.is_by_hand:
-            entry = NotSelected(id=item.name, group=groups[nodeid], reason="left out by hand")
-            run.not_selected.append(entry)
+            reason = "left out by hand"
+        if reason:
+            run.not_selected.append(NotSelected(id=item.name, group=groups[nodeid], reason=reason))
         else:
             run.expected[nodeid] = item
     left_out = [
@@ -423,7 +419,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
     """Count a judged gate as pytest does, without a letter for it."""
-    if any(name == "verdict" for name, _ in report.user_properties):
+    is_judged = any(name == "verdict" for name, _ in report.user_properties)
+    if is_judged and (report.when != "teardown" or report.failed):
         return report.outcome, "", ""
     return None
 
@@ -445,7 +442,7 @@ def pytest_runtest_makereport(
     run.results[item.nodeid] = result
     shadow = " in the shadow" if result.is_shadow else ""
     _say(item.config, f"  {result.verdict.value}{shadow} ({item.name}, {result.seconds:.1f} s)")
-    phase.user_properties += [
+    told = [
         ("verdict", result.verdict.value),
         ("measured", str(result.measured)),
         ("bound", str(result.bound)),
@@ -453,6 +450,8 @@ def pytest_runtest_makereport(
         ("shadow", str(result.is_shadow).lower()),
         ("critical", str(result.is_critical).lower()),
     ]
+    phase.user_properties += told
+    item.user_properties[:] = told  # which JUnit reads when the gate is torn down
     if result.verdict is Verdict.PASS:
         return phase
     if hasattr(phase, "wasxfail"):

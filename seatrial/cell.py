@@ -18,6 +18,10 @@ Role = Literal["prefill", "decode", "combined", "router"]
 Url = Annotated[str, Field(pattern=r"^https?://[^\s/]+/?$")]
 
 
+BY_HAND = "By hand only a URL is known; a rollout knows it from its cell file (--cell-file)."
+"""Why a gate cannot look through a door that it needs."""
+
+
 class CellError(SeatrialError):
     """A cell file that cannot be read or does not say what it should."""
 

@@ -261,16 +261,21 @@ class Transfer(_Strict):
     Attributes:
         lengths: prompt tokens of the canaries.
         samples: canaries per length.
-        prompts: greedy prompts that a cell of the other kind must answer alike.
     """
 
     lengths: Annotated[list[Count], Field(min_length=1)]
     samples: Count
     concurrency: Count
     canary_ratio_min: Ratio
+    agreement_ratio_min: Ratio
+
+
+class Alike(_Strict):
+    """Greedy prompts that a cell of the other kind (combined, or not) must answer alike."""
+
+    lengths: Annotated[list[Count], Field(min_length=1)]
     prompts: Count
     alike_ratio_min: Ratio
-    agreement_ratio_min: Ratio
 
 
 class Kernels(_Strict):
@@ -311,6 +316,7 @@ class Thresholds(_Strict):
     soak: Soak | None = None
     answers: Answers | None = None
     transfer: Transfer | None = None
+    alike: Alike | None = None
     kernels: Kernels | None = None
     critical: Reasons
     shadow: Reasons

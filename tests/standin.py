@@ -85,22 +85,28 @@ class StandIn:
         loses_residue: modulus and residue of the prompt lengths that lose their needle.
         loses_depths: from where to where, 0 to 1, a needle is lost.
         loses_beside: so many requests at once lose their needles.
-        decays_after: from this request on every second answer is wrong.
+        forgets_after: from this request on no needle is recalled.
+        decays_after: from this request on every second needle is lost.
         spoils_tail: the tokens after the first are spoiled, as by a KV cache that crossed wrongly.
-        loops: answers repeat themselves.
-        aborts_share: this share of requests is aborted.
+        spoils_transfers: a needle is lost when another request runs.
+        loops_after: from this request on answers repeat themselves.
+        aborts_every: one in so many requests is aborted.
         is_hung: no request for tokens is answered, though the HTTP server lives.
-        hangs_after_idle_seconds: that happens once nothing was asked for so long.
-        health_fails_beside_tokens: `/health` answers 503 while a prompt of so many tokens is read.
-        reads_tokens_per_second: how fast prompts are read.
-        first_token_seconds: what the first token takes beside that.
+        hangs_after_idle: that happens once nothing was asked for so many seconds.
+        is_busy_unhealthy: `/health` answers late and 503 while a long prompt is read.
+        prefill_seconds: what a thousand tokens of a prompt take.
+        first_seconds: what the first token takes beside that.
         token_seconds: what each later token takes.
-        noise_ratio: standard deviation of these times, as a share, request by request.
-        slow_first_share: this share of requests waits ``slow_first_factor`` times as long.
+        noise: standard deviation of these times in logarithms, request by request.
+        slow_every: one in so many requests waits ``slow_seconds`` more for its first token.
+        tears_streams: a stream ends after two tokens.
         keeps_cancelled: requests of clients that hung up go on running.
-        answers_twice_alike: remembered answers are given to prompts seen before.
-        leaks_mib_per_request: memory that grows with every request.
-        spikes_mib_beside: memory that two long prefills together need.
+        retracts: every request is retracted once.
+        transfers: each request's KV cache is sent, and counted.
+        fails_transfers: each transfer fails once.
+        hides_metrics: the page has none of SGLang's metrics.
+        leaks_mib: memory that grows with every request.
+        spikes_mib: memory that two long prefills together need.
     """
 
     url: str = ""
@@ -120,27 +126,34 @@ class StandIn:
     loses_residue: tuple[int, int] | None = None
     loses_depths: tuple[float, float] | None = None
     loses_beside: float = math.inf
+    forgets_after: float = math.inf
     decays_after: float = math.inf
     spoils_tail: bool = False
-    loops: bool = False
-    aborts_share: float = 0.0
+    spoils_transfers: bool = False
+    loops_after: float = math.inf
+    aborts_every: int = 0
     is_hung: bool = False
-    hangs_after_idle_seconds: float = math.inf
-    health_fails_beside_tokens: float = math.inf
-    reads_tokens_per_second: float = math.inf
-    first_token_seconds: float = 0.0
+    hangs_after_idle: float = math.inf
+    is_busy_unhealthy: bool = False
+    prefill_seconds: float = 0.0
+    first_seconds: float = 0.0
     token_seconds: float = 0.0
-    noise_ratio: float = 0.0
-    slow_first_share: float = 0.0
-    slow_first_factor: float = 2.0
+    noise: float = 0.0
+    slow_every: int = 0
+    slow_seconds: float = 0.0
+    tears_streams: bool = False
     keeps_cancelled: bool = False
-    leaks_mib_per_request: float = 0.0
-    spikes_mib_beside: float = 0.0
+    retracts: bool = False
+    transfers: bool = False
+    fails_transfers: bool = False
+    hides_metrics: bool = False
+    leaks_mib: float = 0.0
+    spikes_mib: float = 0.0
     # What it has done.
     requests: int = 0
     running: int = 0
     long_running: int = 0
-    aborted: int = 0
+    events: dict[str, int] = field(default_factory=dict)
     peak_mib: float = 100.0
     last_asked: float = field(default_factory=time.monotonic)
     prefixes: set[str] = field(default_factory=set)
@@ -149,22 +162,19 @@ class StandIn:
         default_factory=lambda: {name: [0.001] for name in HISTOGRAMS}
     )
     samples: list[tuple[float, dict[str, float]]] = field(default_factory=list)
-    draw: random.Random = field(default_factory=lambda: random.Random(1))
     lock: threading.Lock = field(default_factory=threading.Lock)
     is_over: threading.Event = field(default_factory=threading.Event)
 
-    def begin(self, text: str) -> None:
-        """Count a request that comes in."""
+    def begin(self, text: str) -> int:
+        """Count a request that comes in, and return its number."""
         with self.lock:
             self.requests += 1
             self.running += 1
             self.long_running += len(text.split()) > LONG_TOKENS
             idle, self.last_asked = time.monotonic() - self.last_asked, time.monotonic()
-            if idle > self.hangs_after_idle_seconds:
-                self.is_hung = True
-            spike = self.spikes_mib_beside if self.long_running > 1 else 0.0
-            used = 100.0 + self.leaks_mib_per_request * self.requests + spike
-            self.peak_mib = max(self.peak_mib, used)
+            self.is_hung = self.is_hung or (self.requests > 1 and idle > self.hangs_after_idle)
+            self.peak_mib = max(self.peak_mib, self.used_mib)
+            return self.requests
 
     def end(self, text: str) -> None:
         """Count a request that is over."""
@@ -176,39 +186,41 @@ class StandIn:
     @property
     def used_mib(self) -> float:
         """Memory in use now."""
-        spike = self.spikes_mib_beside if self.long_running > 1 else 0.0
-        return 100.0 + self.leaks_mib_per_request * self.requests + spike
+        spike = self.spikes_mib if self.long_running > 1 else 0.0
+        return 100.0 + self.leaks_mib * self.requests + spike
 
-    def answer(self, text: str, limit: int, *, is_exact: bool, extra: int) -> Said:
+    def answer(self, text: str, limit: int, number: int, *, is_exact: bool, extra: int) -> Said:
         """Return the answer to a prompt."""
         words = text.split()
         seen = " ".join(words[-int(min(len(words), self.truncates_at)) :])
         prompt = len(seen.split()) + extra
-        said = self._words(seen, prompt)
-        if self.loops:
-            said = ["the", "harbour"] * (limit // 2)
+        said = self._words(seen, prompt, number)
+        if number > self.loops_after:
+            said = ["the", "harbour"] * limit
         said = said[:limit]
         if is_exact:
-            said = (said * (1 + limit // max(1, len(said))))[:limit]
-        with self.lock:
-            is_aborted = self.draw.random() < self.aborts_share
-            self.aborted += is_aborted
+            said = (said * (1 + limit // len(said)))[:limit]
         cached = self._cached(text, prompt)
-        if is_aborted:
-            return Said([], prompt, cached, is_aborted=True)
+        is_aborted = bool(self.aborts_every and number % self.aborts_every == 0)
         with self.lock:
-            counted = 1 - self.uncounted_share
-            self.counters["generation"] += len(said) * counted
-            self.counters["prompt"] += prompt * counted
-        said_prompt = self.prompt_tokens_said
-        return Said(said, prompt if said_prompt is None else said_prompt, cached)
+            self._count("num_aborted_requests_total", is_aborted)
+            self._count("num_retracted_requests_total", self.retracts)
+            self._count("kv_transfer_latency_ms_count", self.transfers)
+            self._count("num_transfer_failed_reqs_total", self.fails_transfers)
+            if not is_aborted:
+                counted = 1 - self.uncounted_share
+                self.counters["generation"] += (len(said) + (not is_exact)) * counted
+                self.counters["prompt"] += prompt * counted
+        told = self.prompt_tokens_said
+        told = prompt if told is None else told
+        return Said([] if is_aborted else said, told, cached, is_aborted=is_aborted)
 
-    def times(self, prompt: int, tokens: int) -> list[float]:
+    def times(self, prompt: int, tokens: int, number: int) -> list[float]:
         """Return how long each token of an answer takes, and count it."""
-        with self.lock:
-            noise = max(0.1, self.draw.gauss(1, self.noise_ratio))
-            slow = self.slow_first_factor if self.draw.random() < self.slow_first_share else 1.0
-        first = noise * slow * (self.first_token_seconds + prompt / self.reads_tokens_per_second)
+        noise = random.Random(number).lognormvariate(0, self.noise)
+        first = noise * (self.first_seconds + self.prefill_seconds * prompt / 1000)
+        if self.slow_every and number % self.slow_every == 0:
+            first += self.slow_seconds
         later = noise * self.token_seconds
         with self.lock:
             self.observed["time_to_first_token_seconds"].append(first)
@@ -218,20 +230,21 @@ class StandIn:
 
     def is_healthy(self) -> bool:
         """Say what `/health` says."""
-        return self.is_ready and not (
-            self.health_fails_beside_tokens < math.inf and self.long_running > 0
-        )
+        if self.is_busy_unhealthy and self.long_running:
+            self.is_over.wait(0.2)
+            return False
+        return self.is_ready
 
     def page(self) -> str:
-        """Return the `/metrics` page."""
+        """Return the `/metrics` page: what has never happened is not there, as SGLang does it."""
+        if self.hides_metrics:
+            return self.metrics
         with self.lock:
             lines = [
                 f"sglang:num_running_reqs {self.running}.0",
                 "sglang:num_queue_reqs 0.0",
-                f"sglang:generation_tokens_total {self.counters['generation']}",
+                *(f"sglang:{name} {count}.0" for name, count in self.events.items()),
             ]
-            if self.aborted:
-                lines.append(f"sglang:num_aborted_requests_total {self.aborted}.0")
         return "\n".join([*lines, self.metrics, ""])
 
     def scraped(self, query: str) -> list[dict[str, Any]]:
@@ -266,18 +279,24 @@ class StandIn:
             for name in series
         ]
 
-    def _words(self, seen: str, prompt: int) -> list[str]:
+    def _count(self, event: str, happened: bool) -> None:
+        if happened:
+            self.events[event] = self.events.get(event, 0) + 1
+
+    def _words(self, seen: str, prompt: int, number: int) -> list[str]:
         needle = asked_needle(seen)
-        if needle is None or self._is_lost(needle, prompt):
+        if needle is None or self._is_lost(needle, prompt, number):
             return ["I", "do", "not", "know."]
         if self.spoils_tail:
             return [f"{needle.value.partition('-')[0]}-0000-NOTHING."]
         return [f"{needle.value}."]
 
-    def _is_lost(self, needle: Needle, prompt: int) -> bool:
+    def _is_lost(self, needle: Needle, prompt: int, number: int) -> bool:
         if needle.behind > self.sees_tokens or self.running >= self.loses_beside:
             return True
-        if self.requests >= self.decays_after and self.requests % 2:
+        if number > self.forgets_after or (number > self.decays_after and number % 2):
+            return True
+        if self.spoils_transfers and self.running > 1:
             return True
         if self.loses_depths is not None:
             low, high = self.loses_depths
@@ -350,28 +369,30 @@ class _Handler(BaseHTTPRequestHandler):
         if len(text.split()) > server.context_tokens:
             self._send({"object": "error", "message": "The input is longer than the context."}, 400)
             return
-        server.begin(text)
+        number = server.begin(text)
         try:
             if server.is_hung:
                 server.is_over.wait(HANG_SECONDS)
                 self.close_connection = True
             elif self.path == "/generate":
-                self._generate(server, body, text)
+                self._generate(server, body, text, number)
             else:
-                self._chat(server, body, text)
+                self._chat(server, body, text, number)
         except (BrokenPipeError, ConnectionResetError):
             if server.keeps_cancelled:
                 server.is_over.wait(HANG_SECONDS)
         finally:
             server.end(text)
 
-    def _generate(self, server: StandIn, body: dict[str, Any], text: str) -> None:
+    def _generate(self, server: StandIn, body: dict[str, Any], text: str, number: int) -> None:
         given = body["sampling_params"]
-        said = server.answer(text, given["max_new_tokens"], is_exact=given["ignore_eos"], extra=0)
-        times = server.times(said.prompt, len(said.words))
+        limit, is_exact = given["max_new_tokens"], given["ignore_eos"]
+        said = server.answer(text, limit, number, is_exact=is_exact, extra=0)
+        tokens = len(said.words) + (not is_exact and not said.is_aborted)
+        times = server.times(said.prompt, tokens, number) if tokens else [0.0]
         if not body.get("stream"):
             server.is_over.wait(sum(times))
-            self._send({"text": said.text, "meta_info": _meta(said, len(said.words), is_last=True)})
+            self._send({"text": said.text, "meta_info": _meta(said, tokens, is_last=True)})
             return
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
@@ -382,20 +403,26 @@ class _Handler(BaseHTTPRequestHandler):
             server.is_over.wait(seconds)
             meta = _meta(said, count, is_last=count == len(times))
             self._event({"text": " ".join(said.words[:count]), "meta_info": meta})
+            if server.tears_streams and count > 1:
+                return
         self.wfile.write(b"data: [DONE]\n\n")
 
     def _event(self, content: dict[str, Any]) -> None:
         self.wfile.write(f"data: {json.dumps(content)}\n\n".encode())
         self.wfile.flush()
 
-    def _chat(self, server: StandIn, body: dict[str, Any], text: str) -> None:
-        said = server.answer(text, body["max_tokens"], is_exact=False, extra=TEMPLATE_TOKENS)
-        server.is_over.wait(sum(server.times(said.prompt, len(said.words) + 1)))
-        usage = {
+    def _chat(self, server: StandIn, body: dict[str, Any], text: str, number: int) -> None:
+        limit = body["max_tokens"]
+        said = server.answer(text, limit, number, is_exact=False, extra=TEMPLATE_TOKENS)
+        server.is_over.wait(sum(server.times(said.prompt, len(said.words) + 1, number)))
+        usage: dict[str, Any] = {
             "prompt_tokens": said.prompt,
             "completion_tokens": len(said.words) + 1,
-            "prompt_tokens_details": {"cached_tokens": said.cached},
+            # SGLang tells this only with --enable-cache-report.
+            "prompt_tokens_details": None,
         }
+        if server.cached_tokens is not None:
+            usage["prompt_tokens_details"] = {"cached_tokens": said.cached}
         finish = "abort" if said.is_aborted else "stop"
         self._send(
             {
@@ -434,7 +461,7 @@ def _meta(said: Said, count: int, *, is_last: bool) -> dict[str, Any]:
         finish = {"type": "abort", "message": "Aborted", "status_code": 503}
     return {
         "prompt_tokens": said.prompt,
-        "completion_tokens": count,
+        "completion_tokens": 0 if said.is_aborted else count,
         "cached_tokens": said.cached,
         "finish_reason": finish,
     }

@@ -6,7 +6,9 @@ A server is the stand-in; what its host says is a dictionary from question to an
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from typing import Any
 import pytest
 
 from seatrial import host
-from seatrial.host import Host, HostError
+from seatrial.host import Followed, Host, HostError
 from seatrial.report import GateResult
 from seatrial.verdict import Verdict
 from tests.gate_runs import cell_file, run_gates, thresholds
@@ -64,6 +66,9 @@ INFO = {
     "context_length": 32768,
     "chunked_prefill_size": 32768,
     "mem_fraction_static": 0.3,
+    "internal_states": [
+        {"chunked_prefill_size": 32768, "env_vars": {"SGLANG_USE_CPU_ENGINE": "1"}}
+    ],
 }
 LABELS = {
     "patch": "cpu_dsa",
@@ -90,6 +95,13 @@ class Situation:
     argv: list[str] = field(default_factory=lambda: list(ARGV))
     environment: dict[str, str] = field(default_factory=lambda: dict(ENVIRONMENT))
     peak_kib: str = "1048576\n262144\n"
+    used_kib: int = 1048576
+    rate_hz: float = 5.0
+    restarts_after: int = 1000
+    memory_lines: str = ""
+    self_test: str = '{"op": "topk", "case": "64", "ok": true, "message": ""}\n'
+    faults: dict[str, Any] = field(default_factory=dict)
+    looks: int = 0
 
     def answers(self) -> dict[str, str]:
         """Return the host's answer to each question that the gates have."""
@@ -107,7 +119,36 @@ class Situation:
             host.environment_question(7, sorted(ENVIRONMENT)): "".join(lines),
             host.kernels_digest_question(PYTHON): "0011223344556677\n",
             host.peak_memory_question(UNIT): self.peak_kib,
+            host.clock_question(): "1000\n",
+            host.memory_problems_question(UNIT, 1000): self.memory_lines,
+            host.self_test_question(PYTHON): self.self_test,
         }
+
+    def unit_answer(self) -> str:
+        """Return what systemd says; the process is another one after so many looks."""
+        self.looks += 1
+        pid = self.main_pid + (self.looks > self.restarts_after)
+        return self.answers()[host.unit_question(UNIT)].replace(
+            f"MainPID={self.main_pid}", f"MainPID={pid}"
+        )
+
+    @contextmanager
+    def followed(self) -> Iterator[Followed]:
+        """Give samples of memory, at the situation's rate, while the block runs."""
+        followed, is_over = Followed(), threading.Event()
+
+        def give() -> None:
+            while not is_over.wait(1 / self.rate_hz):
+                followed.write(f"{self.used_kib}\n")
+
+        followed.write(f"{self.used_kib}\n")
+        thread = threading.Thread(target=give)
+        thread.start()
+        try:
+            yield followed
+        finally:
+            is_over.set()
+            thread.join()
 
     def serve_as(self, server: StandIn) -> None:
         """Let the stand-in say what the situation's server says."""
@@ -128,14 +169,19 @@ def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Judge:
         answers = situation.answers()
 
         def answer(door: Host, question: str) -> str:
+            if question == host.unit_question(UNIT):
+                return situation.unit_answer()
             if question not in answers:
                 raise HostError(f"{door.name}: a question that no gate should have: {question}")
             return answers[question]
 
-        monkeypatch.setattr(Host, "_ask", answer)
-        with serving() as server:
+        monkeypatch.setattr(Host, "_ask", lambda door, question, _seconds=0: answer(door, question))
+        monkeypatch.setattr(Host, "follow", lambda _door, _question: situation.followed())
+        with serving(**situation.faults) as server:
             situation.serve_as(server)
-            own = {"identity": {"probe_prompt_tokens": 100}, "memory": {"prompt_tokens": 500}}
+            ladder = [{"requests": n, "prompt_tokens": 500, "is_shared": n > 2} for n in (1, 2, 3)]
+            own = {"identity": {"probe_prompt_tokens": 100}, "memory": {"ladder": ladder}}
+            own |= {"not_applicable": {}}
             file = cell_file(tmp_path, server, [group], release=RELEASE, plan=PLAN)
             outcome = run_gates(
                 tmp_path, "--cell-file", file, "--thresholds", thresholds(tmp_path, **own)
@@ -236,6 +282,44 @@ def test_process_that_renames_itself_is_known_by_its_unit(judge: Judge) -> None:
             "index_topk of combined on a is None, released is 1024",
         ),
         (
+            {"info": {**INFO, "chunked_prefill_size": 8192}},
+            "test_servers_derive_what_the_release_means",
+            "chunk of combined on a (32768 over 1 DP ranks) is 8192, released is 32768",
+        ),
+        (
+            {"info": {**INFO, "internal_states": [{"chunked_prefill_size": 16384}]}},
+            "test_servers_derive_what_the_release_means",
+            "is 16384, released is 32768",
+        ),
+        (
+            {
+                "info": {
+                    **INFO,
+                    "attention_backend": "a",
+                    "internal_states": [
+                        {"chunked_prefill_size": 32768, "attention_backend": "b"},
+                    ],
+                }
+            },
+            "test_servers_derive_what_the_release_means",
+            "attention_backend of combined on a is a, in one of its schedulers b",
+        ),
+        (
+            {
+                "info": {
+                    **INFO,
+                    "internal_states": [
+                        {
+                            "chunked_prefill_size": 32768,
+                            "env_vars": {"SGLANG_USE_CPU_ENGINE": "0"},
+                        }
+                    ],
+                }
+            },
+            "test_servers_derive_what_the_release_means",
+            "SGLang changed SGLANG_USE_CPU_ENGINE of combined on a by itself",
+        ),
+        (
             {"info": {**INFO, "disaggregation_mode": "prefill"}},
             "test_servers_report_released_configuration",
             "mode of combined on a is prefill, released is null",
@@ -275,26 +359,108 @@ def test_other_server_is_not_the_release(
     assert "another" not in output
 
 
-def test_peak_within_plan_passes(judge: Judge) -> None:
-    """Both processes' peaks together are compared with the plan and the processes' own memory."""
+def test_memory_within_plan_and_device_passes(judge: Judge) -> None:
+    """Peaks are compared with the plan, free memory with the device, on every rung."""
     status, gates, output = judge(Situation(), "memory")
     assert status == 0, output
+    peak = gates["test_peak_memory_stays_within_plan"]
+    assert (peak.measured, peak.unit) == (1500 - 1280, "MiB")
+    assert "peak 1280 MiB of 1500 planned (-15 %)" in peak.message
+    margin = gates["test_free_memory_keeps_its_margin_on_every_rung"]
+    assert margin.measured == 2500 - 1024
+    assert margin.samples >= 6
+    assert [point.x for point in margin.details.series[0].points] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("change", "gate", "verdict", "message"),
+    [
+        (
+            {"peak_kib": f"{1600 * 1024}\n"},
+            "test_peak_memory_stays_within_plan",
+            Verdict.FAIL,
+            "peak 1600 MiB of 1500 planned (+7 %)",
+        ),
+        (
+            {"used_kib": 2480 * 1024},
+            "test_free_memory_keeps_its_margin_on_every_rung",
+            Verdict.FAIL,
+            "1 x 500 tokens at once",
+        ),
+        (
+            {"peak_kib": ""},
+            "test_peak_memory_stays_within_plan",
+            Verdict.INVALID,
+            "has no running process",
+        ),
+        (
+            {"rate_hz": 1.5},
+            "test_free_memory_keeps_its_margin_on_every_rung",
+            Verdict.INVALID,
+            "sample",
+        ),
+        (
+            {"restarts_after": 1},
+            "test_long_prefills_do_not_end_a_server",
+            Verdict.FAIL,
+            "combined on a restarted",
+        ),
+        (
+            {"memory_lines": "torch.OutOfMemoryError: CUDA out of memory\n"},
+            "test_long_prefills_do_not_end_a_server",
+            Verdict.FAIL,
+            "OutOfMemoryError",
+        ),
+        (
+            {"faults": {"retracts": True}},
+            "test_long_prefills_are_all_answered",
+            Verdict.FAIL,
+            "retracted",
+        ),
+        (
+            {"faults": {"hides_metrics": True}},
+            "test_long_prefills_are_all_answered",
+            Verdict.INVALID,
+            "none of SGLang's metrics",
+        ),
+    ],
+    ids=["plan", "device", "silent", "rare", "restart", "journal", "retracted", "unmetered"],
+)
+def test_memory_that_runs_short_is_found(
+    judge: Judge, change: dict[str, Any], gate: str, verdict: Verdict, message: str
+) -> None:
+    """Each sign of memory that ran out, or could not be watched, has its own verdict."""
+    _, gates, output = judge(Situation(**change), "memory")
+    assert gates[gate].verdict is verdict, output
+    assert message in gates[gate].message
+
+
+def test_memory_that_ran_short_says_in_which_direction_to_go(judge: Judge) -> None:
+    """By how much the fraction must go down follows from how far the plan was off."""
+    _, gates, _ = judge(Situation(peak_kib=f"{1700 * 1024}\n"), "memory")
+    told = gates["test_peak_memory_stays_within_plan"].next
+    assert "mem_fraction_static must go down, not up: by at least 0.10" in told
+
+
+@pytest.mark.parametrize(
+    ("page", "verdict", "message"),
+    [
+        ('{"op": "topk", "case": "64", "ok": true, "message": ""}\n', Verdict.PASS, ""),
+        (
+            '{"op": "topk", "case": "64", "ok": false, "message": "3 of 64 values"}\n',
+            Verdict.FAIL,
+            "topk (64) on a: 3 of 64 values",
+        ),
+        ("Traceback: no module\n", Verdict.INVALID, "something else than its findings"),
+        ("", Verdict.INVALID, "tested nothing"),
+    ],
+    ids=["right", "wrong", "broken", "empty"],
+)
+def test_kernels_are_judged_by_their_self_test(
+    judge: Judge, page: str, verdict: Verdict, message: str
+) -> None:
+    """A self-test that fails or does not test is no pass."""
+    _, gates, output = judge(Situation(self_test=page), "kernels")
     (gate,) = gates.values()
-    assert (gate.measured, gate.unit) == (1500 - 1280, "MiB")
-
-
-def test_peak_beyond_plan_fails(judge: Judge) -> None:
-    """A plan that was too small is a failure that says in which direction to go."""
-    status, gates, output = judge(Situation(peak_kib=f"{1600 * 1024}\n"), "memory")
-    assert status == 1, output
-    (gate,) = gates.values()
-    assert "peak 1600 MiB of 1500 planned" in gate.message
-    assert "mem_fraction_static must go down, not up" in gate.next
-
-
-def test_server_without_processes_has_no_peak(judge: Judge) -> None:
-    """Nothing measured is not zero."""
-    status, gates, output = judge(Situation(peak_kib=""), "memory")
-    assert status == 2, output
-    (gate,) = gates.values()
-    assert "has no running process" in gate.message
+    assert gate.verdict is verdict, output
+    assert message in gate.message
