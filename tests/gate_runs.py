@@ -79,8 +79,9 @@ def thresholds(folder: Path, **sections: Any) -> str:
     value["throughput"] |= {"scrape_seconds": 1, "requests": 4, "repeats": 2}
     value["liveness"] |= {"idle_seconds": 0.1, "burst_requests": 60, "burst_pause_seconds": 0.01}
     value["liveness"] |= {"probe_interval_seconds": 0.05, "settle_seconds": 1}
+    value["kernels"] = {"seconds": 5, "passed_ratio_min": 1.0}
     for name, change in sections.items():
-        value[name] = value[name] | change if isinstance(change, dict) else change
+        value[name] = value[name] | change if change and isinstance(change, dict) else change
     path = folder / "own.yml"
     path.write_text(yaml.safe_dump(value))
     return str(path)

@@ -101,9 +101,7 @@ class StandIn:
         slow_every: one in so many requests waits ``slow_seconds`` more for its first token.
         tears_streams: a stream ends after two tokens.
         keeps_cancelled: requests of clients that hung up go on running.
-        retracts: every request is retracted once.
-        transfers: each request's KV cache is sent, and counted.
-        fails_transfers: each transfer fails once.
+        counts: counters that grow by so much with every request; absent before the first.
         hides_metrics: the page has none of SGLang's metrics.
         leaks_mib: memory that grows with every request.
         spikes_mib: memory that two long prefills together need.
@@ -143,9 +141,7 @@ class StandIn:
     slow_seconds: float = 0.0
     tears_streams: bool = False
     keeps_cancelled: bool = False
-    retracts: bool = False
-    transfers: bool = False
-    fails_transfers: bool = False
+    counts: dict[str, float] = field(default_factory=dict)
     hides_metrics: bool = False
     leaks_mib: float = 0.0
     spikes_mib: float = 0.0
@@ -153,8 +149,7 @@ class StandIn:
     requests: int = 0
     running: int = 0
     long_running: int = 0
-    events: dict[str, int] = field(default_factory=dict)
-    peak_mib: float = 100.0
+    events: dict[str, float] = field(default_factory=dict)
     last_asked: float = field(default_factory=time.monotonic)
     prefixes: set[str] = field(default_factory=set)
     counters: dict[str, float] = field(default_factory=lambda: {"generation": 1.0, "prompt": 1.0})
@@ -173,7 +168,6 @@ class StandIn:
             self.long_running += len(text.split()) > LONG_TOKENS
             idle, self.last_asked = time.monotonic() - self.last_asked, time.monotonic()
             self.is_hung = self.is_hung or (self.requests > 1 and idle > self.hangs_after_idle)
-            self.peak_mib = max(self.peak_mib, self.used_mib)
             return self.requests
 
     def end(self, text: str) -> None:
@@ -184,10 +178,10 @@ class StandIn:
             self.last_asked = time.monotonic()
 
     @property
-    def used_mib(self) -> float:
-        """Memory in use now."""
+    def extra_mib(self) -> float:
+        """Memory that the faults use now."""
         spike = self.spikes_mib if self.long_running > 1 else 0.0
-        return 100.0 + self.leaks_mib * self.requests + spike
+        return self.leaks_mib * self.requests + spike
 
     def answer(self, text: str, limit: int, number: int, *, is_exact: bool, extra: int) -> Said:
         """Return the answer to a prompt."""
@@ -203,10 +197,9 @@ class StandIn:
         cached = self._cached(text, prompt)
         is_aborted = bool(self.aborts_every and number % self.aborts_every == 0)
         with self.lock:
-            self._count("num_aborted_requests_total", is_aborted)
-            self._count("num_retracted_requests_total", self.retracts)
-            self._count("kv_transfer_latency_ms_count", self.transfers)
-            self._count("num_transfer_failed_reqs_total", self.fails_transfers)
+            self._count("num_aborted_requests_total", float(is_aborted))
+            for name, amount in self.counts.items():
+                self._count(name, amount)
             if not is_aborted:
                 counted = 1 - self.uncounted_share
                 self.counters["generation"] += (len(said) + (not is_exact)) * counted
@@ -243,7 +236,7 @@ class StandIn:
             lines = [
                 f"sglang:num_running_reqs {self.running}.0",
                 "sglang:num_queue_reqs 0.0",
-                *(f"sglang:{name} {count}.0" for name, count in self.events.items()),
+                *(f"sglang:{name} {count}" for name, count in self.events.items()),
             ]
         return "\n".join([*lines, self.metrics, ""])
 
@@ -279,9 +272,9 @@ class StandIn:
             for name in series
         ]
 
-    def _count(self, event: str, happened: bool) -> None:
-        if happened:
-            self.events[event] = self.events.get(event, 0) + 1
+    def _count(self, event: str, amount: float) -> None:
+        if amount:
+            self.events[event] = self.events.get(event, 0.0) + amount
 
     def _words(self, seen: str, prompt: int, number: int) -> list[str]:
         needle = asked_needle(seen)
