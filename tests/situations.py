@@ -93,6 +93,7 @@ class Situation:
     mappings: int = 12
     argv: list[str] = field(default_factory=lambda: list(ARGV))
     environment: dict[str, str] = field(default_factory=lambda: dict(ENVIRONMENT))
+    revision: str = "revision\n"
     peak_kib: str = "1048576\n262144\n"
     used_kib: int = 1048576
     rate_hz: float = 5.0
@@ -114,6 +115,7 @@ class Situation:
                 f"NeedDaemonReload={self.is_stale}\n"
             ),
             host.mapped_question(7, BUILD): f"{self.mappings}\n",
+            host.model_revision_question("/models/m"): self.revision,
             host.sha256_question("/units/u"): f"{self.unit_sha256}  /units/u\n",
             host.command_line_question(7): "".join(f"{word}\n" for word in self.argv),
             host.environment_question(7, sorted(ENVIRONMENT)): "".join(lines),

@@ -102,6 +102,11 @@ def test_process_that_renames_itself_is_known_by_its_unit(judge: Judge) -> None:
             "environment LISTED of combined on a differs",
         ),
         (
+            {"revision": "0ther-one\n"},
+            "test_model_on_every_host_is_the_released_revision",
+            "revision of the model on a is 0ther-one, released is revision",
+        ),
+        (
             {"info": {**INFO, "version": "0.5.22"}},
             "test_servers_report_released_configuration",
             "SGLang of combined on a is 0.5.22, released is 0.5.23",
