@@ -22,7 +22,7 @@ from seatrial.release import Release, ReleasedServer
 from seatrial.thresholds import Identity
 from seatrial.verdict import InvalidMeasurementError, Recorder
 
-pytestmark = pytest.mark.identity
+pytestmark = [pytest.mark.identity, pytest.mark.each_launch]
 
 BACKENDS = ("attention_backend", "moe_runner_backend", "sampling_backend", "kv_cache_dtype")
 """What SGLang resolves by hardware and model; another choice is another numeric result."""

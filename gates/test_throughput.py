@@ -30,6 +30,7 @@ from seatrial.verdict import InconclusiveError, InvalidMeasurementError, Recorde
 pytestmark = pytest.mark.throughput
 
 NO_NEEDLE = Layout(())
+ROUTER = "router"
 RATE, FIRST = "tokens_per_second", "first_token_seconds"
 
 
@@ -105,6 +106,7 @@ def loads(cell: Cell, router: Engine, ruler: Ruler, run: Any, connect: Any) -> L
 
 def test_load_is_answered_whole(gate: Recorder, loads: Loads, bounds: Throughput) -> None:
     """Every request of the load gets its whole answer, and no engine aborts or retracts one."""
+    _check_router(loads.highest, bounds.client_agreement_ratio_min)
     asked = sum(len(load.answers) for level in loads.levels for load in level.loads)
     whole = sum(
         answer.completion_tokens == bounds.answer_tokens
@@ -313,15 +315,19 @@ def _measure(cell: Cell, level: Level, work: Callable[[], float], scrape_seconds
     for server in cell.engines:
         one = selector("queue_time_seconds_bucket", [server.instance])
         histograms[f"queue of {server.label}"] = one
+    counted = {
+        "generation": selector("generation_tokens_total", ends),
+        "prompt": selector(
+            "prompt_tokens_total", _instances(cell.with_roles("prefill", "combined"))
+        ),
+    }
+    for server in cell.with_roles("router"):
+        counted[ROUTER] = _of_router(cell, server, "smg_router_requests_total")
+        histograms[ROUTER] = _of_router(cell, server, "smg_router_request_duration_seconds_bucket")
     try:
         level.counted = measured_load(
             Prometheus(cell.prometheus_url),
-            {
-                "generation": selector("generation_tokens_total", ends),
-                "prompt": selector(
-                    "prompt_tokens_total", _instances(cell.with_roles("prefill", "combined"))
-                ),
-            },
+            counted,
             work,
             scrape_seconds,
             histograms,
@@ -330,6 +336,12 @@ def _measure(cell: Cell, level: Level, work: Callable[[], float], scrape_seconds
         level.problem = f"{error}."
         if not level.loads:
             work()
+
+
+def _of_router(cell: Cell, server: CellServer, metric: str) -> str:
+    """Return the selector of a metric of SGLang's router, which has a port for metrics."""
+    port = cell.spec.roles.router.metrics_port if cell.spec is not None else 0
+    return f'{metric}{{instance="{server.address}:{port}", endpoint="generate"}}'
 
 
 def _instances(servers: list[CellServer]) -> list[str]:
@@ -341,6 +353,23 @@ def _mishaps(cell: Cell, connect: Callable[[str], Engine]) -> list[Counters]:
         counters.read(connect(server.url), server.label, counters.PRESSURE)
         for server in cell.engines
     ]
+
+
+def _check_router(level: Level, agreement_min: float) -> None:
+    """See that the cell's router counted the requests that were asked, where it is watched.
+
+    Raises:
+        InvalidMeasurementError: it counted others.
+    """
+    if level.counted is None or ROUTER not in level.counted.counters:
+        return
+    counted = level.counted.counters[ROUTER].amount
+    asked = sum(len(load.answers) for load in level.loads)
+    if not min(counted, asked) / max(counted, asked, 1) >= agreement_min:
+        raise InvalidMeasurementError(
+            f"The router counted {counted:.0f} requests and {asked} were asked: somebody else used "
+            "the cell meanwhile, or the load did not go through this router."
+        )
 
 
 def _counted(level: Level) -> Window:
@@ -408,12 +437,15 @@ def _latency(
     )
     counted = loads.highest.counted
     name = "first token" if what == FIRST else "inter token"
-    theirs = (
-        f"; Prometheus, in its buckets: {1000 * counted.histograms[name].quantile(share):.0f} ms "
-        f"of {counted.histograms[name].count:.0f}"
-        if counted is not None
-        else ""
-    )
+    theirs = ""
+    if counted is not None:
+        told = counted.histograms[name]
+        theirs = (
+            f"; the engines, in buckets: {1000 * told.quantile(share):.0f} ms of {told.count:.0f}"
+        )
+        if ROUTER in counted.histograms:
+            whole = 1000 * counted.histograms[ROUTER].quantile(share)
+            theirs += f"; the router, for whole requests: {whole:.0f} ms"
     levels = ", ".join(
         f"{1000 * quantile(seconds, share):.0f} ms with {concurrency} at once"
         for concurrency, seconds in by_level.items()

@@ -17,6 +17,8 @@ from seatrial.engine import Answer
 from seatrial.haystack import SECRET, START, Ruler, ask_at_length, fresh_secret, is_recalled
 
 ANSWER_TOKENS = 32
+LENGTH_TOLERANCE = 0.15
+"""What is asked is whether the way works; no canary's length is at an edge."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,11 @@ def send(
     """
     secret = fresh_secret(random.Random(f"canary {seed}"))
     answer = ask_at_length(
-        lambda text: chat(text.replace(SECRET, secret), answer_tokens), ruler, seed, tokens, START
+        lambda text: chat(text.replace(SECRET, secret), answer_tokens),
+        ruler,
+        seed,
+        tokens,
+        START,
+        tolerance=LENGTH_TOLERANCE,
     )
     return Reply(f"{seed}/{tokens}", answer, is_recalled(answer.text, secret))

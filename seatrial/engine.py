@@ -15,10 +15,12 @@ from itertools import pairwise
 from typing import Any, Self
 
 import requests
+import urllib3
 
 from seatrial.errors import SeatrialError
 
 CONNECT_SECONDS = 5.0
+PIECE_BYTES = 65536
 
 Message = tuple[str, str]
 """Who speaks (user, assistant), and what."""
@@ -205,7 +207,7 @@ class Engine:
         try:
             with closing(self._request("POST", path, body, is_streamed=True)) as response:
                 self._checked(response)
-                for line in response.iter_lines():
+                for line in _lines(response):
                     if line == b"data: [DONE]":
                         return
                     if line.startswith(b"data: "):
@@ -214,7 +216,7 @@ class Engine:
                             said = str(event.get("error", "nothing that is JSON"))[:200]
                             raise EngineRefusedError(f"{self.url}{path} streamed {said}")
                         yield event
-        except requests.RequestException as error:
+        except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
             raise EngineUnreachableError(
                 f"{self.url}{path} broke off its stream: {_reason(error)}"
             ) from None
@@ -411,6 +413,14 @@ def parse_metrics(page: str) -> list[Sample]:
 def _unescaped(value: str) -> str:
     """Undo the escapes of a label value."""
     return re.sub(r"\\(.)", lambda found: "\n" if found[1] == "n" else str(found[1]), value)
+
+
+def _lines(response: requests.Response) -> Iterator[bytes]:
+    """Yield lines when they come; ``iter_lines`` would wait until a buffer is full."""
+    rest = b""
+    while piece := response.raw.read1(PIECE_BYTES):
+        *lines, rest = (rest + piece).split(b"\n")
+        yield from (line.rstrip(b"\r") for line in lines)
 
 
 def _decoded(text: bytes) -> object:

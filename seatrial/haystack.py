@@ -121,8 +121,9 @@ def ask_at_length(
     tokens: int,
     layout: Layout,
     attempts: int = 4,
+    tolerance: float = LENGTH_TOLERANCE,
 ) -> A:
-    """Send a haystack of ``tokens`` within one percent, as the *server* counts; return the answer.
+    """Send a haystack of ``tokens`` within ``tolerance``, as the *server* counts, and return it.
 
     Nobody here knows the server's tokenizer, so a prompt that misses its length is thrown away
     before its answer is looked at, and made again longer or shorter behind another opening.
@@ -133,21 +134,28 @@ def ask_at_length(
     """
     characters = ruler.characters(tokens, layout)
     counted: list[int] = []
+    short, long = 0, 40 * tokens
     for attempt in range(attempts):
         answer = send(build(seed, characters, layout, opening=attempt))
         counted.append(answer.prompt_tokens)
-        if abs(answer.prompt_tokens - tokens) <= LENGTH_TOLERANCE * tokens:
+        if abs(answer.prompt_tokens - tokens) <= tolerance * tokens:
             ruler.learned[tokens, len(layout.depths)] = characters
             return answer
         if answer.prompt_tokens < 1:
             break
         ruler.characters_per_token = characters / answer.prompt_tokens
+        if answer.prompt_tokens < tokens:
+            short = max(short, characters)
+        else:
+            long = min(long, characters)
         characters += round((tokens - answer.prompt_tokens) * ruler.characters_per_token)
-        characters = max(1, min(characters, 40 * tokens))
+        if not short < characters < long:  # or it would go to and fro between two lengths
+            characters = (short + long) // 2
+        characters = max(1, characters)
     seen = ", ".join(str(count) for count in counted)
     raise LengthError(
-        f"The prompt should have {tokens} tokens within 1 %; the server counted {seen}. "
-        "A server that truncates, or counts wrongly, cannot be measured."
+        f"The prompt should have {tokens} tokens within {100 * tolerance:.0f} %; the server "
+        f"counted {seen}. A server that truncates, or counts wrongly, cannot be measured."
     )
 
 

@@ -101,7 +101,9 @@ class StandIn:
         slow_every: one in so many requests waits ``slow_seconds`` more for its first token.
         tears_streams: a stream ends after two tokens.
         keeps_cancelled: requests of clients that hung up go on running.
-        counts: counters that grow by so much with every request; absent before the first.
+        retracts: every request is retracted once.
+        transfers: each request's KV cache is sent, and counted.
+        fails_transfers: each transfer fails once.
         hides_metrics: the page has none of SGLang's metrics.
         leaks_mib: memory that grows with every request.
         spikes_mib: memory that two long prefills together need.
@@ -141,7 +143,9 @@ class StandIn:
     slow_seconds: float = 0.0
     tears_streams: bool = False
     keeps_cancelled: bool = False
-    counts: dict[str, float] = field(default_factory=dict)
+    retracts: bool = False
+    transfers: bool = False
+    fails_transfers: bool = False
     hides_metrics: bool = False
     leaks_mib: float = 0.0
     spikes_mib: float = 0.0
@@ -149,7 +153,7 @@ class StandIn:
     requests: int = 0
     running: int = 0
     long_running: int = 0
-    events: dict[str, float] = field(default_factory=dict)
+    events: dict[str, int] = field(default_factory=dict)
     last_asked: float = field(default_factory=time.monotonic)
     prefixes: set[str] = field(default_factory=set)
     counters: dict[str, float] = field(default_factory=lambda: {"generation": 1.0, "prompt": 1.0})
@@ -197,9 +201,10 @@ class StandIn:
         cached = self._cached(text, prompt)
         is_aborted = bool(self.aborts_every and number % self.aborts_every == 0)
         with self.lock:
-            self._count("num_aborted_requests_total", float(is_aborted))
-            for name, amount in self.counts.items():
-                self._count(name, amount)
+            self._count("num_aborted_requests_total", is_aborted)
+            self._count("num_retracted_requests_total", self.retracts)
+            self._count("kv_transfer_latency_ms_count", self.transfers)
+            self._count("num_transfer_failed_reqs_total", self.fails_transfers)
             if not is_aborted:
                 counted = 1 - self.uncounted_share
                 self.counters["generation"] += (len(said) + (not is_exact)) * counted
@@ -272,9 +277,9 @@ class StandIn:
             for name in series
         ]
 
-    def _count(self, event: str, amount: float) -> None:
-        if amount:
-            self.events[event] = self.events.get(event, 0.0) + amount
+    def _count(self, event: str, happened: bool) -> None:
+        if happened:
+            self.events[event] = self.events.get(event, 0) + 1
 
     def _words(self, seen: str, prompt: int, number: int) -> list[str]:
         needle = asked_needle(seen)

@@ -252,7 +252,7 @@ def test_memory_within_plan_and_device_passes(judge: Judge) -> None:
             "OutOfMemoryError",
         ),
         (
-            {"faults": {"counts": {"num_retracted_requests_total": 1}}},
+            {"faults": {"retracts": True}},
             "test_long_prefills_are_all_answered",
             Verdict.FAIL,
             "retracted",

@@ -228,9 +228,9 @@ def test_memory_leak_per_request_is_found(tmp_path: Path, monkeypatch: pytest.Mo
 def test_kv_cache_spoiled_in_transfer_is_found(tmp_path: Path) -> None:
     """The first token, which prefill makes, is right; what decode adds from a spoiled cache not."""
     own = {"transfer": {"lengths": [60, 200]}}
-    with serving(counts={"kv_transfer_latency_ms_count": 1}) as server:
+    with serving(transfers=True) as server:
         good = judged(tmp_path / "good", server, ["transfer"], own=own, **_split(server))
-    with serving(counts={"kv_transfer_latency_ms_count": 1}, spoils_tail=True) as server:
+    with serving(transfers=True, spoils_tail=True) as server:
         bad = judged(tmp_path / "bad", server, ["transfer"], own=own, **_split(server))
     assert good.gate(CANARIES).verdict is PASS, good.output
     assert bad.gate(CANARIES).verdict is FAIL, bad.output
