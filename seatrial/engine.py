@@ -343,6 +343,11 @@ class Engine:
     def _checked(self, response: requests.Response) -> requests.Response:
         if response.ok:
             return response
+        if response.status_code in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
+            raise EngineRefusedError(
+                f"{response.url} answered {response.status_code}: it wants another API key; "
+                "name the file that holds it with --api-key-file"
+            )
         said = " ".join(response.text.split())[:200]
         raise EngineRefusedError(f"{response.url} answered {response.status_code}: {said}")
 
