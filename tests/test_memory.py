@@ -85,7 +85,7 @@ def serving_spec(platform: str, args: dict[str, Any], **change: Any) -> ServingS
             "revert_scope": "cell",
             "keep_releases": 3,
         },
-        "gates": {"thresholds": "rehearsal", "select": ["window"]},
+        "gates": {"thresholds": "rehearsal", "select": ["window"], "cold_launches": 0},
     }
     return spec.check(value | change)
 
