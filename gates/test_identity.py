@@ -64,6 +64,27 @@ def test_unit_files_are_the_released_ones(
     _assert_agreement(gate, facts, bounds)
 
 
+def test_model_on_every_host_is_the_released_revision(
+    gate: Recorder,
+    cell: Cell,
+    release: Release,
+    host_of: Callable[[CellServer], Host],
+    bounds: Identity,
+) -> None:
+    """The model's folder on every host holds the released revision, which no server tells."""
+    facts = Facts()
+    for server in {server.host: server for server in cell.engines}.values():
+        found = host_of(server).model_revision(release.model.path)
+        if not found:
+            raise InvalidMeasurementError(
+                f"{release.model.path} on {server.host} does not say which revision it holds: "
+                "write the commit of the download into the file `revision` in it."
+            )
+        facts.agree(f"revision of the model on {server.host}", found, release.model.revision)
+    measured, bound = facts.judge(gate, bounds.agreement_ratio_min)
+    assert measured >= bound
+
+
 def test_processes_run_released_arguments(
     gate: Recorder,
     cell: Cell,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import time
+from array import array
+from base64 import b64decode
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -118,6 +120,40 @@ class Engine:
         meta = _mapping(content).get("meta_info")
         answer = self._answer("/generate", _mapping(content).get("text"), meta, seconds)
         return self._seen(replace(answer, asked_tokens=tokens, is_exact=is_exact))
+
+    def selected(
+        self, text: str, tokens: int, width: int
+    ) -> tuple[Answer, tuple[frozenset[int], ...]] | None:
+        """Continue ``text`` and return which entries the sparse attention saw, layer by layer.
+
+        Those of the prompt's last token, with which the answer begins. SGLang returns int32 of
+        (tokens - 1) x layers x ``width``, -1 where fewer were selected, for a server started with
+        ``--enable-return-indexer-topk``; None from a server that was not.
+
+        Raises:
+            EngineError: no answer, or a selection of another size.
+        """
+        sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
+        body = {"text": text, "sampling_params": sampling, "return_indexer_topk": True}
+        start = time.monotonic()
+        content = _mapping(self._post("/generate", body))
+        meta = _mapping(content.get("meta_info"))
+        answer = self._answer("/generate", content.get("text"), meta, time.monotonic() - start)
+        said = meta.get("indexer_topk")
+        if not isinstance(said, str):
+            return None
+        values = array("i", b64decode(said))
+        rows = answer.prompt_tokens + answer.completion_tokens - 1
+        layers, rest = divmod(len(values), rows * width)
+        if rest or not layers:
+            raise EngineRefusedError(
+                f"{self.url} returned {len(values)} selected entries, which is no multiple of "
+                f"{rows} tokens x {width}: it selects with another width"
+            )
+        first = (answer.prompt_tokens - 1) * layers * width
+        row = values[first : first + layers * width]
+        parts = (row[width * layer : width * (layer + 1)] for layer in range(layers))
+        return self._seen(answer), tuple(frozenset(part) - {-1} for part in parts)
 
     def stream(
         self, text: str, tokens: int, *, is_exact: bool = False, leave_after: int | None = None
@@ -307,6 +343,11 @@ class Engine:
     def _checked(self, response: requests.Response) -> requests.Response:
         if response.ok:
             return response
+        if response.status_code in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
+            raise EngineRefusedError(
+                f"{response.url} answered {response.status_code}: it wants another API key; "
+                "name the file that holds it with --api-key-file"
+            )
         said = " ".join(response.text.split())[:200]
         raise EngineRefusedError(f"{response.url} answered {response.status_code}: {said}")
 

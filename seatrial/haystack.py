@@ -134,6 +134,7 @@ def ask_at_length(
     """
     characters = ruler.characters(tokens, layout)
     counted: list[int] = []
+    short, long = 0, 40 * tokens
     for attempt in range(attempts):
         answer = send(build(seed, characters, layout, opening=attempt))
         counted.append(answer.prompt_tokens)
@@ -143,8 +144,14 @@ def ask_at_length(
         if answer.prompt_tokens < 1:
             break
         ruler.characters_per_token = characters / answer.prompt_tokens
+        if answer.prompt_tokens < tokens:
+            short = max(short, characters)
+        else:
+            long = min(long, characters)
         characters += round((tokens - answer.prompt_tokens) * ruler.characters_per_token)
-        characters = max(1, min(characters, 40 * tokens))
+        if not short < characters < long:  # or it would go to and fro between two lengths
+            characters = (short + long) // 2
+        characters = max(1, characters)
     seen = ", ".join(str(count) for count in counted)
     raise LengthError(
         f"The prompt should have {tokens} tokens within {100 * tolerance:.0f} %; the server "

@@ -155,12 +155,23 @@ class Report(_Strict):
         lines += _unmeasured([gate for gate in self.gates if gate.measured is None])
         if self.not_selected:
             lines.append("")
-            for reason in dict.fromkeys(gate.reason for gate in self.not_selected):
-                names = [words(gate.id) for gate in self.not_selected if gate.reason == reason]
-                lines += _wrapped(f"Not run, {reason}: {'; '.join(names)}.", "")
+        for sentence in self.left_out():
+            lines += _wrapped(sentence, "")
         lines += ["", *_wrapped(self.time_sentence(), "")]
         lines += ["", *_wrapped(self.next, "")]
         return "\n".join(line.rstrip() for line in lines) + "\n"
+
+    def left_out(self) -> list[str]:
+        """Return a sentence for each reason why gates did not run; a whole group by its name."""
+        ran = {gate.group for gate in self.gates}
+        sentences = []
+        for reason in dict.fromkeys(gate.reason for gate in self.not_selected):
+            same = [gate for gate in self.not_selected if gate.reason == reason]
+            groups = dict.fromkeys(gate.group for gate in same if gate.group not in ran)
+            single = [words(gate.id) for gate in same if gate.group in ran]
+            whole = [f"all {sum(g.group == group for g in same)} of {group}" for group in groups]
+            sentences.append(f"Not run, {reason}: {'; '.join([*whole, *single])}.")
+        return sentences
 
     def times(self) -> list[GroupTime]:
         """Return where the time went, group by group, in the order in which they ran."""

@@ -154,7 +154,6 @@ class StandIn:
     running: int = 0
     long_running: int = 0
     events: dict[str, int] = field(default_factory=dict)
-    peak_mib: float = 100.0
     last_asked: float = field(default_factory=time.monotonic)
     prefixes: set[str] = field(default_factory=set)
     counters: dict[str, float] = field(default_factory=lambda: {"generation": 1.0, "prompt": 1.0})
@@ -173,7 +172,6 @@ class StandIn:
             self.long_running += len(text.split()) > LONG_TOKENS
             idle, self.last_asked = time.monotonic() - self.last_asked, time.monotonic()
             self.is_hung = self.is_hung or (self.requests > 1 and idle > self.hangs_after_idle)
-            self.peak_mib = max(self.peak_mib, self.used_mib)
             return self.requests
 
     def end(self, text: str) -> None:
@@ -184,10 +182,10 @@ class StandIn:
             self.last_asked = time.monotonic()
 
     @property
-    def used_mib(self) -> float:
-        """Memory in use now."""
+    def extra_mib(self) -> float:
+        """Memory that the faults use now."""
         spike = self.spikes_mib if self.long_running > 1 else 0.0
-        return 100.0 + self.leaks_mib * self.requests + spike
+        return self.leaks_mib * self.requests + spike
 
     def answer(self, text: str, limit: int, number: int, *, is_exact: bool, extra: int) -> Said:
         """Return the answer to a prompt."""
@@ -243,7 +241,7 @@ class StandIn:
             lines = [
                 f"sglang:num_running_reqs {self.running}.0",
                 "sglang:num_queue_reqs 0.0",
-                *(f"sglang:{name} {count}.0" for name, count in self.events.items()),
+                *(f"sglang:{name} {count}" for name, count in self.events.items()),
             ]
         return "\n".join([*lines, self.metrics, ""])
 

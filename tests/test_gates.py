@@ -136,6 +136,26 @@ def test_silent_server_fails_and_stops_the_run(tmp_path: Path) -> None:
     assert said.startswith("Not measured, since every server is ready gave FAIL. On a cell that")
 
 
+@pytest.mark.parametrize("key", ["", "another"], ids=["no-key", "wrong-key"])
+def test_wrong_api_key_is_one_sentence(tmp_path: Path, key: str) -> None:
+    """A server that refuses us does not answer, and the sentence says what to give it."""
+    file = tmp_path / "key"
+    file.write_text(f"{key}\n")
+    given = ["--api-key-file", str(file)] if key else []
+    with serving(api_key="right") as server:
+        outcome = run_gates(tmp_path, "--url", server.url, "--select", BY_URL, *given)
+        file.write_text("right\n")
+        command = ["--url", server.url, "--select", "readiness", "--api-key-file", str(file)]
+        right = run_gates(tmp_path, *command)
+    assert outcome.status == 1, outcome.output
+    said = outcome.gate("test_own_request_is_answered").message
+    assert said.endswith(
+        "answered 401: it wants another API key; name the file that holds it with --api-key-file."
+    )
+    assert "Traceback" not in outcome.output
+    assert right.status == 0, right.output
+
+
 @pytest.mark.parametrize(
     ("faults", "message"),
     [

@@ -87,7 +87,7 @@ def test_table_fits_and_explains() -> None:
     assert "PASS      good" in text
     assert "INVALID: unknown; unknown too" in text
     assert text.count("next: What to do.") == 2
-    assert "Not run, not selected by the spec: other." in text
+    assert "Not run, not selected by the spec: all 1 of memory." in text
 
 
 def test_last_sentence_names_gate_and_numbers() -> None:
