@@ -164,6 +164,18 @@ def test_flash_index_scores_are_one_piece() -> None:
     assert row(plan, "index scores") == 1024 * MIB
 
 
+def test_flash_tables_are_as_wide_as_the_context() -> None:
+    """A chunk of 8192 rows names 1024 blocks of 128 tokens and 512 pages each, and 2 x 1024 picks."""
+    plan = memory.plan(production(), FLASH, {})
+    assert row(plan, "index tables") == 8192 * (1024 + 512) * 4
+    assert row(plan, "selected entries") == 2 * 8192 * 1024 * 4
+
+
+def test_transfer_needs_memory_only_where_it_is_staged() -> None:
+    """The KV cache is sent from where it lies, unless prefill and decode differ in TP."""
+    assert row(memory.plan(production(), FLASH, {}), "transfer buffers") == 0
+
+
 @pytest.mark.parametrize("dtype", ["fp8_e4m3", "bf16"])
 def test_production_fits(dtype: str) -> None:
     """On 96 GB cards with TP4, fp8 and bf16 keys hold 48 full contexts."""
