@@ -165,7 +165,7 @@ def test_flash_index_scores_are_one_piece() -> None:
 
 
 def test_flash_tables_are_as_wide_as_the_context() -> None:
-    """A chunk of 8192 rows names 1024 blocks of 128 tokens and 512 pages each, and 2 x 1024 picks."""
+    """Each of 8192 rows names 1024 blocks of 128 tokens, 512 pages and 2 x 1024 picks."""
     plan = memory.plan(production(), FLASH, {})
     assert row(plan, "index tables") == 8192 * (1024 + 512) * 4
     assert row(plan, "selected entries") == 2 * 8192 * 1024 * 4

@@ -1,8 +1,8 @@
 """Compare the installed kernels with their references: ``python -m seatrial_kernels.selftest``.
 
 Each operation that has a kernel brings a module ``<operation>/selftest.py`` with ``cases()``: pairs
-of a case's name and a function that runs the kernel on this machine's GPU and returns what is wrong,
-or None. One line of JSON is printed per case: op, case, ok, message. Seconds, not minutes, and at
+of a name and a function that runs the kernel on this machine's GPU and returns what is wrong, or
+None. One line of JSON is printed per case: op, case, ok, message. Seconds, not minutes, and at
 most some hundred MiB beside a serving engine: it runs before each release takes traffic.
 """
 
