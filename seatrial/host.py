@@ -128,10 +128,6 @@ class Host:
         """Return the text of a file."""
         return self._ask(read_question(path))
 
-    def model_revision(self, path: str) -> str:
-        """Return the revision that a model's folder says it holds; empty if it says none."""
-        return self._ask(model_revision_question(path)).strip()
-
     def sha256(self, path: str) -> str:
         """Return the SHA-256 of a file as hex digits, links followed."""
         return self._ask(sha256_question(path)).split()[0]
@@ -267,17 +263,6 @@ class Host:
 def read_question(path: str) -> str:
     """Return the command that prints a file."""
     return f"cat -- {shlex.quote(path)}"
-
-
-def model_revision_question(path: str) -> str:
-    """Return the command that prints which revision a model's folder says it holds.
-
-    Either in its file ``revision``, or as `hf download --local-dir` notes it: the first line of
-    each file's metadata is the commit (huggingface_hub/_local_folder.py).
-    """
-    own = shlex.quote(f"{path}/revision")
-    noted = shlex.quote(f"{path}/.cache/huggingface/download/config.json.metadata")
-    return f"cat -- {own} 2>/dev/null || head -n 1 -- {noted} 2>/dev/null || true"
 
 
 def sha256_question(path: str) -> str:

@@ -33,7 +33,6 @@ def process() -> Iterator[int]:
 def test_questions_are_these() -> None:
     """What is asked is short enough to be read before it is trusted."""
     assert host.read_question("/etc/a b") == "cat -- '/etc/a b'"
-    assert host.model_revision_question("/models/m").startswith("cat -- /models/m/revision ")
     assert host.sha256_question("/etc/x") == "sha256sum -- /etc/x"
     assert host.unit_question("sglang-router.service") == (
         "systemctl show --property=MainPID,NRestarts,FragmentPath,ExecStart,NeedDaemonReload "
