@@ -227,6 +227,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run only what is asked after each of several cold launches (marker each_launch)",
     )
+    group.addoption(
+        "--diagnostic",
+        action="append",
+        default=[],
+        metavar="INDEX_TOPK=URL",
+        help="a combined server of that width that tells its selection, to explain a lost needle",
+    )
     group.addoption("--api-key-file", type=Path, help="file with the key that the URL asks for")
 
 
@@ -763,6 +770,20 @@ def corpus(request: pytest.FixtureRequest) -> Callable[[], Corpus]:
     """
     path: Path = request.config.option.corpus
     return cache(lambda: load_corpus(path))
+
+
+@pytest.fixture(scope="session")
+def diagnostics(
+    request: pytest.FixtureRequest, connect: Callable[[str], Engine]
+) -> dict[int, Engine]:
+    """Return the servers, by their index_topk, that a person gave to explain a lost needle."""
+    servers = {}
+    for given in request.config.option.diagnostic:
+        width, _, url = given.partition("=")
+        if not width.isdigit() or not url:
+            raise CellError(f"--diagnostic should be like 2048=http://host:port, is {given}")
+        servers[int(width)] = connect(url)
+    return servers
 
 
 @pytest.fixture(scope="session")

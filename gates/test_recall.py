@@ -15,12 +15,14 @@ from typing import Any
 import pytest
 
 from seatrial.cell import Cell
+from seatrial.diagnosis import DiagnosisError, diagnose, look
 from seatrial.engine import Engine, EngineError, model_override
 from seatrial.recall import (
     Examiner,
     Form,
     Outcome,
     Question,
+    compose,
     edge_tokens,
     effective_tokens,
     heatmap,
@@ -44,9 +46,14 @@ ROOM = 64
 class Reach:
     """What the judged server says, or its spec, of how far it can see."""
 
-    edge: int
+    topk: int
     context: int
     page: int
+
+    @property
+    def edge(self) -> int:
+        """The longest prompt of which every entry is selected."""
+        return edge_tokens(self.topk)
 
 
 @dataclass
@@ -71,7 +78,7 @@ def reach(run: Any, cell: Cell, router: Engine) -> Reach:
         topk = model_override(info).get("index_topk") or bounds.index_topk_by_hand
         context = info.get("context_length") or bounds.length_max_tokens
     longest = min(int(context), bounds.length_max_tokens) - bounds.answer_tokens - ROOM
-    return Reach(edge_tokens(int(topk)), longest, int(info.get("page_size") or 1))
+    return Reach(int(topk), longest, int(info.get("page_size") or 1))
 
 
 @pytest.fixture(scope="module")
@@ -89,11 +96,39 @@ def grid(run: Any, asking: Examiner, reach: Reach) -> Grid:
     return _ask_grid(asking, bounds, shorter, f"{run.seed}/grid")
 
 
+@pytest.fixture
+def explain(
+    cell: Cell, router: Engine, reach: Reach, diagnostics: dict[int, Engine]
+) -> Callable[[Sequence[Outcome]], str]:
+    """Return how to say why a needle was lost: coverage, ranking, or not the selector."""
+
+    def said(outcomes: Sequence[Outcome]) -> str:
+        lost = next(one for one in outcomes if not one.is_right)
+        # The decode side of a P/D pair never saw the prompt's rows: it cannot tell.
+        own = {} if cell.with_roles("prefill") else {reach.topk: router}
+        prompt = compose(lost.question)[0]
+        try:
+            looks = [look(one, prompt, width) for width, one in {**own, **diagnostics}.items()]
+        except (DiagnosisError, EngineError) as error:
+            return str(error)
+        if not looks:
+            return "Give --diagnostic INDEX_TOPK=URL of a combined server that tells its selection."
+        found = diagnose(looks)
+        cost = cell.plan.cost_of(found.width) if cell.plan and found.width else ""
+        return f"{found.said} {cost}".strip()
+
+    return said
+
+
 def test_needles_are_recalled_at_all_lengths_and_depths(
-    gate: Recorder, grid: Grid, reach: Reach, bounds: Recall
+    gate: Recorder,
+    grid: Grid,
+    reach: Reach,
+    bounds: Recall,
+    explain: Callable[[Sequence[Outcome]], str],
 ) -> None:
     """Below, at and beyond the edge of the selection, needles at any depth are recalled."""
-    measured, bound = _record_grid(gate, grid, reach, bounds)
+    measured, bound = _record_grid(gate, grid, reach, bounds, explain)
     assert measured >= bound
 
 
@@ -117,12 +152,16 @@ def test_no_length_and_no_depth_loses_its_needles(
 
 
 def test_needles_are_recalled_up_to_the_context_limit(
-    gate: Recorder, asking: Examiner, reach: Reach, bounds: Recall
+    gate: Recorder,
+    asking: Examiner,
+    reach: Reach,
+    bounds: Recall,
+    explain: Callable[[Sequence[Outcome]], str],
 ) -> None:
     """Prompts as long as the context allows lose no needle."""
     lengths = [round(share * reach.context) for share in bounds.of_context]
     grid = _ask_grid(asking, bounds, sorted(set(lengths)), f"{gate.seed}/{gate.gate_id}")
-    measured, bound = _record_grid(gate, grid, reach, bounds)
+    measured, bound = _record_grid(gate, grid, reach, bounds, explain)
     assert measured >= bound
 
 
@@ -242,8 +281,14 @@ def _ask_grid(asking: Examiner, bounds: Recall, lengths: Sequence[int], seed: st
     return grid
 
 
-def _record_grid(gate: Recorder, grid: Grid, reach: Reach, bounds: Recall) -> tuple[float, float]:
-    """Record the recall over a grid, its heatmap and the effective length."""
+def _record_grid(
+    gate: Recorder,
+    grid: Grid,
+    reach: Reach,
+    bounds: Recall,
+    explain: Callable[[Sequence[Outcome]], str],
+) -> tuple[float, float]:
+    """Record the recall over a grid, its heatmap and effective length, and why a needle is lost."""
     outcomes = grid.outcomes
     gate.details.items = items_of(outcomes)
     gate.details.heatmaps = [
@@ -252,7 +297,11 @@ def _record_grid(gate: Recorder, grid: Grid, reach: Reach, bounds: Recall) -> tu
     longest = effective_tokens(outcomes)
     said = ", ".join(f"{tokens} at depth {depth:.0%}" for depth, tokens in longest.items())
     gate.details.facts["effective length"] = said
-    return _record_share(gate, outcomes, bounds, f"Effective length in tokens: {said}.")
+    also = f"Effective length in tokens: {said}."
+    if sum(one.is_right for one in outcomes) < bounds.recall_ratio_min * len(outcomes):
+        gate.details.facts["coverage or ranking"] = explain(outcomes)
+        also = f"{also} {gate.details.facts['coverage or ranking']}"
+    return _record_share(gate, outcomes, bounds, also)
 
 
 def _lost_places(grid: Grid, bounds: Recall) -> tuple[list[str], int]:

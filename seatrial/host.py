@@ -325,14 +325,14 @@ def gpu_memory_question(gpus: Sequence[int]) -> str:
 
 
 def gpu_watch_question(gpus: Sequence[int], seconds: int) -> str:
-    """Return the command that prints ``index, MiB used, MiB in all`` of each GPU 5 times a second.
+    """Return the command that prints ``index, MiB used, MiB in all`` of each GPU, 6 times a second.
 
     It ends by itself after ``seconds``.
     """
     indices = ",".join(str(int(gpu)) for gpu in gpus)
     return (
         f"timeout {int(seconds)} stdbuf -oL nvidia-smi --id={indices} "
-        "--query-gpu=index,memory.used,memory.total --format=csv,noheader,nounits -lms 200"
+        "--query-gpu=index,memory.used,memory.total --format=csv,noheader,nounits -lms 150"
     )
 
 
@@ -347,7 +347,7 @@ def process_watch_question(unit: str, seconds: int) -> str:
         'echo "${group%/cgroup}/status"; done); '
         f"end=$(($(date +%s) + {int(seconds)})); "
         'while [ -n "$files" ] && [ "$(date +%s)" -lt "$end" ]; do '
-        "awk '/^VmRSS:/ {kib += $2} END {print kib + 0}' $files || exit 0; sleep 0.15; done"
+        "awk '/^VmRSS:/ {kib += $2} END {print kib + 0}' $files || exit 0; sleep 0.1; done"
     )
 
 
