@@ -383,7 +383,11 @@ def _sampled(ladder: Ladder, bounds: Memory) -> list[Device]:
                 f"{device.where} was sampled {device.hz:.1f} times a second, "
                 f"{bounds.samples_hz_min:g} are needed to see a peak."
             )
-        if bounds.source == "host" and device.longest_gap > GAP_SECONDS_MAX:
+        if (
+            bounds.source == "host"
+            and not device.kept_peak
+            and device.longest_gap > GAP_SECONDS_MAX
+        ):
             raise InvalidMeasurementError(
                 f"{device.where} was not sampled for {device.longest_gap:.1f} s, which is long "
                 "enough to miss a peak."

@@ -45,7 +45,8 @@ def of_ledger(events: Sequence[Event], cell: str, release: str) -> Baseline | No
     if not release:
         return None
     for event in reversed(events):
-        if event.event != "gates" or event.cell != cell:
+        # A further cold launch was asked a part of the questions only.
+        if event.event != "gates" or event.cell != cell or "launch" in event.data:
             continue
         try:
             report = Report.model_validate(event.data.get("report"))

@@ -128,10 +128,6 @@ class Host:
         """Return the text of a file."""
         return self._ask(read_question(path))
 
-    def model_revision(self, path: str) -> str:
-        """Return the revision that a model's folder says it holds; empty if it says none."""
-        return self._ask(model_revision_question(path)).strip()
-
     def sha256(self, path: str) -> str:
         """Return the SHA-256 of a file as hex digits, links followed."""
         return self._ask(sha256_question(path)).split()[0]
@@ -269,17 +265,6 @@ def read_question(path: str) -> str:
     return f"cat -- {shlex.quote(path)}"
 
 
-def model_revision_question(path: str) -> str:
-    """Return the command that prints which revision a model's folder says it holds.
-
-    Either in its file ``revision``, or as `hf download --local-dir` notes it: the first line of
-    each file's metadata is the commit (huggingface_hub/_local_folder.py).
-    """
-    own = shlex.quote(f"{path}/revision")
-    noted = shlex.quote(f"{path}/.cache/huggingface/download/config.json.metadata")
-    return f"cat -- {own} 2>/dev/null || head -n 1 -- {noted} 2>/dev/null || true"
-
-
 def sha256_question(path: str) -> str:
     """Return the command that prints a file's SHA-256."""
     return f"sha256sum -- {shlex.quote(path)}"
@@ -340,14 +325,14 @@ def gpu_memory_question(gpus: Sequence[int]) -> str:
 
 
 def gpu_watch_question(gpus: Sequence[int], seconds: int) -> str:
-    """Return the command that prints ``index, MiB used, MiB in all`` of each GPU 5 times a second.
+    """Return the command that prints ``index, MiB used, MiB in all`` of each GPU, 6 times a second.
 
     It ends by itself after ``seconds``.
     """
     indices = ",".join(str(int(gpu)) for gpu in gpus)
     return (
         f"timeout {int(seconds)} stdbuf -oL nvidia-smi --id={indices} "
-        "--query-gpu=index,memory.used,memory.total --format=csv,noheader,nounits -lms 200"
+        "--query-gpu=index,memory.used,memory.total --format=csv,noheader,nounits -lms 150"
     )
 
 
@@ -362,7 +347,7 @@ def process_watch_question(unit: str, seconds: int) -> str:
         'echo "${group%/cgroup}/status"; done); '
         f"end=$(($(date +%s) + {int(seconds)})); "
         'while [ -n "$files" ] && [ "$(date +%s)" -lt "$end" ]; do '
-        "awk '/^VmRSS:/ {kib += $2} END {print kib + 0}' $files || exit 0; sleep 0.15; done"
+        "awk '/^VmRSS:/ {kib += $2} END {print kib + 0}' $files || exit 0; sleep 0.1; done"
     )
 
 

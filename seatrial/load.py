@@ -1,12 +1,13 @@
 """A load of many requests at once, and what its users saw.
 
-Own, and short, after looking at what exists (wheels that each would add to the control machine,
-resolved on the day in docs/measurements.md): sglang.bench_serving needs SGLang, and so torch, where
-the gates run; guidellm and aiperf bring tokenizers, data frames and a message queue, and both send
+Own, and short, after looking at what exists. sglang.bench_serving needs SGLang, and so torch, where
+the gates run. guidellm 0.8.1 is 97 distributions, torch and CUDA's libraries among them; aiperf
+0.13.0 is 139 (`pip install --dry-run` on the control machine, which has under 60 in all). Both send
 synthetic or dataset prompts whose lengths their own tokenizer counts, where a gate needs the
-server's count; locust knows no token in a stream. None of them hands back each request's answer,
-and an answer that nobody looked at can be garbage at full speed. What they have and this has not:
-open-loop arrival at a rate. A gate asks at fixed concurrency, which a rollout can repeat exactly.
+server's count and prompts that resemble use. locust 2.47.0 is 38, and knows no token in a stream.
+None of them hands back each request's answer, and an answer that nobody looked at can be garbage at
+full speed. What they have and this has not: open-loop arrival at a rate. A gate asks at fixed
+concurrency, which a rollout can repeat exactly.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def cell_file(folder: Path, server: StandIn, select: list[str], **change: Any) -
             "revert_scope": "cell",
             "keep_releases": 3,
         },
-        "gates": {"thresholds": "rehearsal", "select": select},
+        "gates": {"thresholds": "rehearsal", "select": select, "cold_launches": 0},
     }
     value = {
         "schema": 1,

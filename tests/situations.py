@@ -115,7 +115,7 @@ class Situation:
                 f"NeedDaemonReload={self.is_stale}\n"
             ),
             host.mapped_question(7, BUILD): f"{self.mappings}\n",
-            host.model_revision_question("/models/m"): self.revision,
+            host.read_question("/models/m/revision"): self.revision,
             host.sha256_question("/units/u"): f"{self.unit_sha256}  /units/u\n",
             host.command_line_question(7): "".join(f"{word}\n" for word in self.argv),
             host.environment_question(7, sorted(ENVIRONMENT)): "".join(lines),

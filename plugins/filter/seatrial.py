@@ -187,6 +187,21 @@ def cell_file(
         for member in members.hosts()
         for role in members.roles_of(member)
     ]
+    peers = [
+        {
+            "name": other,
+            "router_url": router_url(value, other, addresses),
+            "engine_urls": [
+                f"http://{addresses[host]}:{found.server(role).port}"
+                for host in cell.hosts()
+                for role in cell.roles_of(host)
+                if role != "router"
+            ],
+            "is_combined": bool(cell.combined),
+        }
+        for other, cell in found.cells.items()
+        if other != name and all(host in addresses for host in cell.hosts())
+    ]
     merged = _merged(releases)
     judged = as_released(found.model_dump(by_alias=True, mode="json"), releases)
     judged["gates"]["select"] = list(select)
@@ -201,6 +216,7 @@ def cell_file(
         "plan": plan,
         "thresholds": found.gates.thresholds,
         "ssh_config": ssh_config or None,
+        "peers": peers,
     }
 
 
