@@ -327,6 +327,8 @@ def _edge(name: str) -> str:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    # Or each answer would wait 40 ms for the client's delayed acknowledgement of its headers.
+    disable_nagle_algorithm = True
     standin: StandIn
 
     def log_message(self, *_: Any) -> None:

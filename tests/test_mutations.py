@@ -71,7 +71,7 @@ def judged(
         ({"sees_tokens": 4096}, "recall", {GRID: FAIL}),
         ({"loses_residue": (4, 3)}, "recall", {RESIDUES: FAIL}),
         ({"loses_depths": (0.4, 0.6)}, "recall", {PLACES: FAIL}),
-        ({"loses_beside": 3}, "liveness", {BURSTS: FAIL}),
+        ({"loses_beside": 3, "first_seconds": 0.03}, "liveness", {BURSTS: FAIL}),
         ({"decays_after": 40}, "liveness", {DECAY: FAIL}),
         ({"truncates_at": 3000}, "window", {CASE_A: INVALID}),
         ({"cached_tokens": 5000}, "window", {CASE_A: INVALID}),
