@@ -38,6 +38,8 @@ pytestmark = pytest.mark.recall
 
 ERROR_RATIO = 0.05
 """How often a run may call a place lost that is not, over all places together."""
+ROUNDS = 5
+"""How often the asked number of samples is asked at most, while too few are right."""
 ROOM = 64
 """Tokens of the context that are left for a chat template."""
 
@@ -394,13 +396,22 @@ def _common_residue(lost: Sequence[int], modulus: int) -> str:
 def _ask_form(
     gate: Recorder, asking: Examiner, bounds: Recall, form: Form, asked: Asked
 ) -> list[Outcome]:
-    """Ask so many questions of one form, needles at wandering depths."""
+    """Ask so many questions of one form, needles at wandering depths.
+
+    Few of them can miss the bound by one accident, so then more are asked.
+    """
     seeds = gate.seeds()
-    questions = [
-        Question(form, asked.prompt_tokens, _depth(step + 1), next(seeds))
-        for step in range(asked.samples)
-    ]
-    outcomes = asking.ask_all(questions, lambda done: is_hopeless(done, bounds.recall_ratio_min))
+    outcomes: list[Outcome] = []
+    while len(outcomes) < ROUNDS * asked.samples:
+        questions = [
+            Question(form, asked.prompt_tokens, _depth(len(outcomes) + step + 1), next(seeds))
+            for step in range(asked.samples)
+        ]
+        outcomes += asking.ask_all(questions)
+        right = sum(one.is_right for one in outcomes)
+        is_enough = right >= bounds.recall_ratio_min * len(outcomes)
+        if is_enough or is_hopeless(outcomes, bounds.recall_ratio_min):
+            break
     gate.details.items = items_of(outcomes)
     return outcomes
 
