@@ -139,7 +139,7 @@ def test_one_token_comes_in_time_beside_a_long_prefill(
         message=(
             f"The slowest took {slowest:.2f} s of {bounds.probe_seconds_max:g} allowed, "
             f"{seconds.count(None)} got no answer; /health, which is not judged, was "
-            f"{health.count('200')} times 200 and else {_others(health)}."
+            f"{health.count('200')} times 200{_others(health)}."
         ),
         next_step="If nothing answers, the scheduler is dead: restart, and read its journal.",
     )
@@ -244,7 +244,8 @@ def _health(router: Engine) -> str:
 
 
 def _others(health: Sequence[str]) -> str:
-    return ", ".join(sorted({one for one in health if one != "200"})) or "never anything else"
+    others = sorted({one for one in health if one != "200"})
+    return f", else {', '.join(others)}" if others else " and nothing else"
 
 
 def _unsettled(engines: list[tuple[str, Engine]], seconds: float) -> list[str]:

@@ -158,7 +158,7 @@ def test_long_prefills_are_all_answered(gate: Recorder, ladder: Ladder, bounds: 
     retracted = ladder.mishaps.get("num_retracted_requests_total", 0.0)
     problems = [problem for load in ladder.loads for problem in load.problems]
     measured, bound = gate.record(
-        max(0.0, whole - max(aborted, retracted)) / asked,
+        max(0.0, min(whole, asked - max(aborted, retracted))) / asked,
         at_least=1.0,
         unit="of prefills answered",
         samples=asked,
