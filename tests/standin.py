@@ -455,6 +455,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(page)
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    # A burst of connections beyond the queue would wait for TCP to try again, for a second or more.
+    request_queue_size = 128
+
+
 def _meta(said: Said, count: int, *, is_last: bool) -> dict[str, Any]:
     finish: dict[str, Any] | None = {"type": "length"} if is_last else None
     if said.is_aborted:
@@ -472,8 +478,7 @@ def serving(**faults: Any) -> Iterator[StandIn]:
     """Serve a stand-in on a free port of this machine until the block ends."""
     standin = StandIn(**faults)
     handler = type("Handler", (_Handler,), {"standin": standin})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
+    server = _Server(("127.0.0.1", 0), handler)
     standin.url = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
