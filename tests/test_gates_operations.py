@@ -247,7 +247,7 @@ def test_slow_first_tokens_of_a_few_leave_the_median(judge: Judge) -> None:
 
 @pytest.mark.parametrize(
     ("speed", "verdict"),
-    [(1.0, Verdict.PASS), (0.7, Verdict.FAIL)],
+    [(1.0, Verdict.PASS), (0.4, Verdict.FAIL)],
     ids=["same", "slower"],
 )
 def test_rate_is_compared_with_last_good(judge: Judge, speed: float, verdict: Verdict) -> None:
@@ -255,16 +255,17 @@ def test_rate_is_compared_with_last_good(judge: Judge, speed: float, verdict: Ve
     bounds = {
         "throughput": {
             "requests": 8,
-            "repeats": 3,
-            "answer_tokens": 12,
+            "repeats": 2,
+            "answer_tokens": 8,
             "last_good": {
-                "rate_drop_ratio_max": 0.15,
+                "rate_drop_ratio_max": 0.4,
                 "first_token_rise_ratio_max": 1.0,
                 "noise_ratio": 0.0,
             },
         }
     }
-    seconds = 0.02
+    # Long enough that a busy machine's own delays do not matter.
+    seconds = 0.04
     before = judge("throughput", {"token_seconds": seconds, "noise": 0.02}, bounds)
     kept = before["test_load_generates_tokens_fast_enough"].details.samples
     baseline = Baseline(release="f" * 16, where="the rollout before", items={}, samples={"g": kept})
