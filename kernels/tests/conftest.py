@@ -1,0 +1,39 @@
+"""What the tests of every operation ask for: a GPU with code for it, and real weights."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Take the path of a checkpoint."""
+    parser.addoption(
+        "--weights",
+        type=Path,
+        help="folder with *.safetensors: also run the operations on the checkpoint's own tensors",
+    )
+
+
+@pytest.fixture(scope="session")
+def gpu() -> str:
+    """Return the device, or say why the test is not run."""
+    torch = pytest.importorskip("torch", reason="not run: no torch")
+    from seatrial_kernels import native
+
+    if not torch.cuda.is_available():
+        pytest.skip("not run: no GPU")
+    native.check_device()
+    return "cuda"
+
+
+@pytest.fixture
+def weights(request: pytest.FixtureRequest) -> Callable[[str], Any]:
+    """Return ``find(pattern)``: the tensors of the checkpoint, by name."""
+    folder = request.config.getoption("--weights")
+    if folder is None:
+        pytest.skip("not run: no weights (--weights PATH)")
+    from seatrial_kernels import testing
+
+    return lambda pattern: testing.checkpoint_tensors(folder, pattern)
