@@ -16,6 +16,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Name the marker of tests that sanitize.py runs."""
+    config.addinivalue_line(
+        "markers", "sanitized: reaches every branch, and is small enough for compute-sanitizer"
+    )
+
+
 @pytest.fixture(scope="session")
 def gpu() -> str:
     """Return the device, or say why the test is not run."""

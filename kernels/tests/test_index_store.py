@@ -5,15 +5,13 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from seatrial_kernels.index_store import Plan, index_store
+from seatrial_kernels.index_store import Plan, check, index_store
 from seatrial_kernels.index_store import reference as ref
-from seatrial_kernels.testing import REPEATS, poisoned, shuffled_pages, worst
+from seatrial_kernels.testing import REPEATS, poisoned, shuffled_pages
 
 EPS = 1e-6
 POSITIONS = 4096
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-# Rounding of the transform in float32, as a share of the largest value of a key.
-ROUNDING = 2e-6
 
 
 @dataclass
@@ -60,48 +58,12 @@ def store(count: int, dtype: str, layout: str, *, skip: int = 5, seed: int = 3) 
     return Store(*(value.cuda() for value in vars(made).values()))
 
 
-def fault(given: Store, cache: torch.Tensor) -> str | None:
-    """Return what is wrong with ``cache`` after the call, or None.
-
-    The values: half a step of the dtype around the reference, which is not rounded, and float32's
-    own rounding. Everything else: as it was.
-    """
+def fault(given: Store) -> str | None:
+    """Return what is wrong with the cache after the call, or None."""
     wanted = ref.reference_index_keys(
         given.keys, given.weight, given.rotations, given.positions, EPS
-    ).cpu()
-    slots, cache = given.slots.cpu(), cache.cpu()
-    is_kept = (slots >= 0) & (slots < len(cache) * ref.PAGE)
-    wanted, slots = wanted[is_kept], slots[is_kept]
-    found = ref.stored_keys(cache, slots)
-    largest = wanted.abs().amax(-1, keepdim=True)
-    if cache.shape[1] == ref.PAGE_BYTES["fp8_e4m3"]:
-        scale = ref.scales(wanted)[:, None]
-        step = torch.exp2((wanted / scale).abs().clamp_min(2**-6).log2().floor() - 3) * scale
-        wrong = worst(ref.stored_scales(cache, slots), scale[:, 0], scale[:, 0] * ROUNDING)
-        if wrong:
-            return f"scales: {wrong}"
-    else:
-        step = torch.exp2(wanted.abs().clamp_min(2**-126).log2().floor() - 7)
-    wrong = worst(found, wanted, step / 2 * (1 + 1e-5) + ROUNDING * largest)
-    if wrong:
-        return f"values: {wrong}"
-    return untouched(cache, slots)
-
-
-def untouched(cache: torch.Tensor, slots: torch.Tensor) -> str | None:
-    """Return where ``cache`` lost its poison outside of ``slots``, or None."""
-    clean = cache.clone()
-    if cache.shape[1] == ref.PAGE_BYTES["fp8_e4m3"]:
-        values = clean[:, : ref.PAGE * ref.DIM].view(len(cache), ref.PAGE, ref.DIM)
-        scales = clean[:, ref.PAGE * ref.DIM :].view(len(cache), ref.PAGE, ref.SCALE_BYTES)
-        for part in (values, scales):
-            part[slots // ref.PAGE, slots % ref.PAGE] = 0x7F
-    else:
-        clean.view(-1, 2 * ref.DIM)[slots] = 0x7F
-    lost = (clean != 0x7F).nonzero()
-    if len(lost) == 0:
-        return None
-    return f"{len(lost)} bytes outside of the slots were written, first at {lost[0].tolist()}"
+    )
+    return check.fault(wanted, given.slots, given.cache)
 
 
 @pytest.mark.parametrize("layout", ref.PAGE_BYTES)
@@ -113,17 +75,19 @@ def test_keys_are_stored_as_the_reference_says(
     """Whatever the number of keys, with shuffled pages, skipped slots and poison between."""
     given = store(count, dtype, layout)
     given.run()
-    assert fault(given, given.cache) is None
+    assert fault(given) is None
 
 
+@pytest.mark.sanitized
 @pytest.mark.parametrize("layout", ref.PAGE_BYTES)
 def test_no_keys_store_nothing(gpu: str, layout: str) -> None:
     """An empty call is a call."""
     given = store(0, "fp32", layout)
     given.run()
-    assert untouched(given.cache.cpu(), torch.empty(0, dtype=torch.int64)) is None
+    assert check.touched(given.cache.cpu(), torch.empty(0, dtype=torch.int64)) is None
 
 
+@pytest.mark.sanitized
 @pytest.mark.parametrize("layout", ref.PAGE_BYTES)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e30, 0.0])
 def test_special_values_are_as_defined(gpu: str, value: float, layout: str) -> None:
@@ -132,9 +96,10 @@ def test_special_values_are_as_defined(gpu: str, value: float, layout: str) -> N
     given.keys[7, 77] = value
     given.keys[8] = value
     given.run()
-    assert fault(given, given.cache) is None
+    assert fault(given) is None
 
 
+@pytest.mark.sanitized
 @pytest.mark.parametrize("layout", ref.PAGE_BYTES)
 def test_what_is_out_of_bounds_stores_nothing(gpu: str, layout: str) -> None:
     """A slot past the cache, and a position past the rotations, are skipped like -1."""
@@ -142,13 +107,13 @@ def test_what_is_out_of_bounds_stores_nothing(gpu: str, layout: str) -> None:
     given.slots[1] = len(given.cache) * ref.PAGE
     given.slots[2] = 2**40
     given.run()
-    assert fault(given, given.cache) is None
+    assert fault(given) is None
     given = store(64, "fp32", layout)
     given.positions[1], given.positions[2] = POSITIONS, -1
     given.run()
     given.slots[1] = given.slots[2] = -1
     given.positions[1] = given.positions[2] = 0
-    assert fault(given, given.cache) is None
+    assert fault(given) is None
 
 
 @pytest.mark.parametrize("layout", ref.PAGE_BYTES)
@@ -159,11 +124,12 @@ def test_repeats_are_bitwise_the_same(gpu: str, count: int, layout: str) -> None
     given.run()
     first = given.cache.clone()
     for repeat in range(REPEATS):
-        given.cache.fill_(0x7F)
+        given.cache.fill_(check.POISON)
         given.run()
         assert torch.equal(given.cache, first), f"repeat {repeat} stored other bits"
 
 
+@pytest.mark.sanitized
 @pytest.mark.parametrize("layout", ref.PAGE_BYTES)
 @pytest.mark.parametrize("count", [1, 50, 3000])
 def test_a_decode_plan_says_position_and_skips(gpu: str, count: int, layout: str) -> None:
@@ -177,9 +143,10 @@ def test_a_decode_plan_says_position_and_skips(gpu: str, count: int, layout: str
     given.run(Plan(plan, is_decode=True, ratio=ratio))
     given.positions = tokens.long() - ratio
     given.slots[1::3] = -1
-    assert fault(given, given.cache) is None
+    assert fault(given) is None
 
 
+@pytest.mark.sanitized
 @pytest.mark.parametrize("layout", ref.PAGE_BYTES)
 @pytest.mark.parametrize("count", [1, 50, 3000])
 def test_an_extend_plan_says_position_and_slot(gpu: str, count: int, layout: str) -> None:
@@ -197,7 +164,7 @@ def test_an_extend_plan_says_position_and_slot(gpu: str, count: int, layout: str
     replace(given, slots=slots).run(Plan(plan, is_decode=False, ratio=ratio))
     given.positions = tokens.long() - ratio
     given.slots[2::7] = -1
-    assert fault(given, given.cache) is None
+    assert fault(given) is None
 
 
 def test_a_graph_replays_with_what_lies_in_memory_then(gpu: str) -> None:
@@ -212,7 +179,7 @@ def test_a_graph_replays_with_what_lies_in_memory_then(gpu: str) -> None:
         mine.copy_(theirs)
     graph.replay()
     torch.cuda.synchronize()
-    assert fault(given, given.cache) is None
+    assert fault(given) is None
 
 
 @pytest.mark.parametrize("layout", ref.PAGE_BYTES)
@@ -226,4 +193,4 @@ def test_a_checkpoints_own_norms_hold(
         given = store(256, dtype, layout)
         given.weight.copy_(weight)
         given.run()
-        assert fault(given, given.cache) is None, name
+        assert fault(given) is None, name

@@ -12,7 +12,11 @@ import native_build
 import pytest
 from seatrial_kernels import native
 
-INDEX_STORE = (*[native.POINTER] * 6, *[native.INT64] * 4, native.FLOAT, *[native.INT] * 5) + (
+INDEX_STORE = (
+    *([native.POINTER] * 6),
+    *([native.INT64] * 4),
+    native.FLOAT,
+    *([native.INT] * 5),
     native.STREAM,
 )
 
