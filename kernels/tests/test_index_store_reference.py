@@ -120,14 +120,14 @@ def test_small_keys_have_the_smallest_scale() -> None:
         ({"positions": torch.zeros(3).long()}, r"positions must be int64 \[4\], not int64 \[3\]"),
         ({"cache": torch.zeros(1, 64 * 128).byte()}, r"cache has 8192 bytes; it should have 8448"),
         ({"keys": torch.zeros(128, 4).T}, r"keys must be contiguous"),
-        ({"eps": 0.0}, r"eps and ratio must be over 0, not 0.0 and 1"),
+        ({"eps": 0.0}, r"eps must be over 0, not 0.0"),
         (
             {"positions": Plan(torch.zeros(3, 16).byte(), is_decode=True, ratio=4)},
             r"plan must be uint8 \[4, 16\], not uint8 \[3, 16\]",
         ),
         (
-            {"positions": Plan(torch.zeros(4, 16).byte(), is_decode=True, ratio=0)},
-            r"eps and ratio must be over 0, not 1e-06 and 0",
+            {"positions": Plan(torch.zeros(4, 16).byte(), is_decode=True, ratio=6)},
+            r"ratio must be a power of 2, not 6",
         ),
         ({}, r"all tensors must be on one GPU, not on cpu"),
     ],

@@ -8,7 +8,7 @@ namespace {
 
 template <typename T, Format format>
 int queue(const Arguments& a, int source, void* stream, bool overlap) {
-  const dim3 grid(static_cast<unsigned>(ceil_div<int64_t>(a.count, kKeysPerBlock)));
+  const dim3 grid(ceil_div<uint32_t>(a.count, kKeysPerBlock));
   switch (static_cast<Source>(source)) {
     case Source::kLists:
       return launch(store<T, format, Source::kLists>, grid, kThreads, 0, stream, overlap, a);
@@ -29,7 +29,10 @@ extern "C" SEATRIAL_EXPORT int seatrial_index_store(
     int64_t capacity, float eps, int ratio, int key_bits, int format, int source, int overlap,
     void* stream) {
   if (count == 0) return cudaSuccess;
-  if (count < 0 || ratio < 1) return cudaErrorInvalidValue;
+  const int64_t limit = 0x7fffffff;
+  const bool is_small = count <= limit && positions <= limit && capacity <= limit;
+  const bool is_power = ratio > 0 && (ratio & (ratio - 1)) == 0;
+  if (count < 0 || !is_small || !is_power) return cudaErrorInvalidValue;
   const Arguments a{keys,
                     weight,
                     rotations,
@@ -38,10 +41,10 @@ extern "C" SEATRIAL_EXPORT int seatrial_index_store(
                     static_cast<uint8_t*>(cache),
                     eps,
                     static_cast<uint32_t>(ratio),
-                    count,
-                    slots_count,
-                    positions,
-                    capacity};
+                    static_cast<uint32_t>(count),
+                    static_cast<uint32_t>(slots_count < limit ? slots_count : limit),
+                    static_cast<uint32_t>(positions),
+                    static_cast<uint32_t>(capacity)};
   const bool is_fp8 = static_cast<Format>(format) == Format::kFp8;
   if (key_bits == 32)
     return is_fp8 ? queue<float, Format::kFp8>(a, source, stream, overlap)

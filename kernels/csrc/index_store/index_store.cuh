@@ -39,39 +39,50 @@ struct Arguments {
   const int64_t* slots;    // [count], or [slots_count] that an extend plan points into
   uint8_t* cache;
   float eps;
-  uint32_t ratio;  // tokens a key stands for; a plan says where its last one ends
-  int64_t count, slots_count, positions, capacity;
+  uint32_t ratio;  // tokens a key stands for, a power of 2; a plan says where its last one ends
+  uint32_t count, slots_count, positions, capacity;
 };
 
-struct Place {
+// What is said of a key, as it was loaded: place_of() judges it later, so that nothing waits here.
+struct Said {
   int64_t position, slot;
 };
 
-// Where key `index` belongs. Whatever is not within bounds becomes slot -1: it is not stored.
 template <Source source>
-__device__ __forceinline__ Place place_of(const Arguments& a, int64_t index) {
-  Place place{-1, -1};
-  if (index >= a.count) return place;
+__device__ __forceinline__ Said load_said(const Arguments& a, uint32_t index) {
+  if (index >= a.count) return {0, -1};
   if constexpr (source == Source::kLists) {
-    place.position = static_cast<const int64_t*>(a.plan)[index];
-    place.slot = a.slots[index];
+    return {static_cast<const int64_t*>(a.plan)[index], a.slots[index]};
   } else {
     // {uint32 tokens so far, uint16 row of the slot, ...}
     const uint2 plan = *reinterpret_cast<const uint2*>(static_cast<const uint4*>(a.plan) + index);
-    place.position = static_cast<int64_t>(plan.x) - a.ratio;
-    if constexpr (source == Source::kDecodePlan) {
-      place.slot = a.slots[index];
-      if (plan.x % a.ratio != 0) place.slot = -1;  // no key is complete with this token
-    } else {
-      const int64_t row = plan.y & 0xffff;
-      const bool is_valid = plan.x != 0xffffffffu && row < a.slots_count;
-      if (is_valid) place.slot = a.slots[row];
-    }
+    if constexpr (source == Source::kDecodePlan) return {plan.x, a.slots[index]};
+    const uint32_t row = plan.y & 0xffff;
+    const bool is_valid = plan.x != 0xffffffffu && row < a.slots_count;
+    return {plan.x, is_valid ? a.slots[row] : -1};
   }
-  const bool is_within = place.position >= 0 && place.position < a.positions && place.slot >= 0 &&
-                         place.slot < a.capacity;
-  if (!is_within) place.slot = -1;
-  return place;
+}
+
+constexpr uint32_t kNowhere = 0xffffffffu;
+
+struct Place {
+  uint32_t position, slot;
+};
+
+// Where the key belongs. What is not within bounds, or no key yet, has slot kNowhere and position 0.
+template <Source source>
+__device__ __forceinline__ Place place_of(const Arguments& a, Said said) {
+  bool is_kept = static_cast<uint64_t>(said.slot) < a.capacity;
+  if constexpr (source != Source::kLists) {
+    const uint32_t tokens = static_cast<uint32_t>(said.position);
+    is_kept = is_kept && tokens >= a.ratio;
+    if constexpr (source == Source::kDecodePlan)
+      is_kept = is_kept && (tokens & (a.ratio - 1)) == 0;
+    said.position = tokens - a.ratio;
+  }
+  is_kept = is_kept && static_cast<uint64_t>(said.position) < a.positions;
+  return {is_kept ? static_cast<uint32_t>(said.position) : 0,
+          is_kept ? static_cast<uint32_t>(said.slot) : kNowhere};
 }
 
 // This lane's 16 values of a row of 128: in runs of 16 bytes, eight lanes side by side.
@@ -141,26 +152,28 @@ __device__ __forceinline__ uint32_t e4m3x4(float a, float b, float c, float d) {
   return low | high << 16;
 }
 
-// kRun neighbouring values at a time, as they were loaded.
+// kRun neighbouring values at a time, as they were loaded; `norm` is still to be multiplied in.
 template <int kRun>
-__device__ __forceinline__ void store_fp8(uint8_t* cache, int64_t slot, int lane, bool is_finite,
+__device__ __forceinline__ void store_fp8(uint8_t* cache, uint32_t slot, int lane, float norm,
                                           const float (&own)[kOwn]) {
   float largest = 0.0f;
 #pragma unroll
   for (float value : own) largest = fmaxf(largest, fabsf(value));
   largest = over_lanes(largest, [](float a, float b) { return fmaxf(a, b); });
-  largest = fmaxf(largest, kSmallest);
-  const float inverse = __fdividef(kE4m3Max, largest);
-  if (slot < 0) return;
-  uint8_t* page = cache + (slot / kPage) * kFp8PageBytes;
-  const int row = static_cast<int>(slot % kPage);
+  largest = fmaxf(largest * norm, kSmallest);
+  // NaN where norm is.
+  const float factor = norm * __fdividef(kE4m3Max, largest);
+  const float scale = isnan(norm) ? norm : largest * (1 / kE4m3Max);
+  if (slot == kNowhere) return;
+  uint8_t* page = cache + static_cast<uint64_t>(slot / kPage) * kFp8PageBytes;
+  const uint32_t row = slot % kPage;
 #pragma unroll
   for (int j = 0; j < kOwn / kRun; ++j) {
     uint32_t words[kRun / 4];
 #pragma unroll
     for (int w = 0; w < kRun / 4; ++w) {
       const float* four = &own[kRun * j + 4 * w];
-      words[w] = e4m3x4(four[0] * inverse, four[1] * inverse, four[2] * inverse, four[3] * inverse);
+      words[w] = e4m3x4(four[0] * factor, four[1] * factor, four[2] * factor, four[3] * factor);
     }
     uint8_t* target = page + row * kDim + kRun * (lane + kLanes * j);
     if constexpr (kRun == 4) {
@@ -169,10 +182,7 @@ __device__ __forceinline__ void store_fp8(uint8_t* cache, int64_t slot, int lane
       *reinterpret_cast<uint2*>(target) = {words[0], words[1]};
     }
   }
-  if (lane == 0) {
-    const float scale = is_finite ? largest / kE4m3Max : __int_as_float(0x7fffffff);
-    *reinterpret_cast<float*>(page + kPage * kDim + row * kScaleBytes) = scale;
-  }
+  if (lane == 0) *reinterpret_cast<float*>(page + kPage * kDim + row * kScaleBytes) = scale;
 }
 
 __device__ __forceinline__ uint32_t bf16x2(float low, float high) {
@@ -181,16 +191,16 @@ __device__ __forceinline__ uint32_t bf16x2(float low, float high) {
 }
 
 template <int kRun>
-__device__ __forceinline__ void store_bf16(uint8_t* cache, int64_t slot, int lane,
+__device__ __forceinline__ void store_bf16(uint8_t* cache, uint32_t slot, int lane, float norm,
                                            const float (&own)[kOwn]) {
-  if (slot < 0) return;
-  uint8_t* target = cache + slot * (2 * kDim);
+  if (slot == kNowhere) return;
+  uint8_t* target = cache + static_cast<uint64_t>(slot) * (2 * kDim);
 #pragma unroll
   for (int j = 0; j < kOwn / kRun; ++j) {
     uint32_t pairs[kRun / 2];
 #pragma unroll
     for (int p = 0; p < kRun / 2; ++p)
-      pairs[p] = bf16x2(own[kRun * j + 2 * p], own[kRun * j + 2 * p + 1]);
+      pairs[p] = bf16x2(own[kRun * j + 2 * p] * norm, own[kRun * j + 2 * p + 1] * norm);
     uint8_t* at = target + 2 * kRun * (lane + kLanes * j);
     if constexpr (kRun == 4) {
       *reinterpret_cast<uint2*>(at) = {pairs[0], pairs[1]};
@@ -204,30 +214,29 @@ template <typename T, Format format, Source source>
 __global__ void __launch_bounds__(kThreads, 8) store(const __grid_constant__ Arguments a) {
   constexpr int kRun = 16 / sizeof(T);
   const int lane = threadIdx.x % kLanes;
-  const int64_t index = static_cast<int64_t>(blockIdx.x) * kKeysPerBlock + threadIdx.x / kLanes;
-  const int64_t row = index < a.count ? index : 0;
+  const uint32_t index = blockIdx.x * kKeysPerBlock + threadIdx.x / kLanes;
+  const uint32_t row = index < a.count ? index : 0;
 
-  // Plans, slots, weight and rotations are older than the kernel before this one; lists may not be.
+  // Plans, slots and weight are older than the kernel before this one; lists may not be.
   if constexpr (source == Source::kLists) wait_for_predecessor();
-  const Place place = place_of<source>(a, index);
+  const Said said = load_said<source>(a, index);
   float weight[kOwn], turn[kOwn / 2], own[kOwn];
   load_own(static_cast<const T*>(a.weight), lane, weight);
-  const int64_t position = place.slot < 0 ? 0 : place.position;
-  load_rotation<kRun>(a.rotations + position * kRotated, lane, turn);
   if constexpr (source != Source::kLists) wait_for_predecessor();
   release_successor();
-  load_own(static_cast<const T*>(a.keys) + row * kDim, lane, own);
+  load_own(static_cast<const T*>(a.keys) + static_cast<uint64_t>(row) * kDim, lane, own);
+  const Place place = place_of<source>(a, said);
+  load_rotation<kRun>(a.rotations + static_cast<uint64_t>(place.position) * kRotated, lane, turn);
 
   float squares = 0.0f;
 #pragma unroll
   for (float value : own) squares = fmaf(value, value, squares);
   squares = over_lanes(squares, [](float x, float y) { return x + y; });
-  const bool is_finite = isfinite(squares);
-  const float norm = is_finite ? rsqrtf(squares / kDim + a.eps) * kHadamard
-                               : __int_as_float(0x7fffffff);
+  // All that follows is linear, so the norm's factor comes last: nothing waits for the sum.
+  const float norm = isfinite(squares) ? rsqrtf(fmaf(squares, 1.0f / kDim, a.eps)) * kHadamard
+                                       : __int_as_float(0x7fffffff);
 #pragma unroll
-  for (int r = 0; r < kOwn; ++r) own[r] *= norm * weight[r];
-
+  for (int r = 0; r < kOwn; ++r) own[r] *= weight[r];
 #pragma unroll
   for (int p = 0; p < kOwn / 2; p += 2) {
     const float real = own[kOwn / 2 + p], imaginary = own[kOwn / 2 + p + 1];
@@ -236,9 +245,9 @@ __global__ void __launch_bounds__(kThreads, 8) store(const __grid_constant__ Arg
   }
   hadamard(lane, own);
   if constexpr (format == Format::kFp8) {
-    store_fp8<kRun>(a.cache, place.slot, lane, is_finite, own);
+    store_fp8<kRun>(a.cache, place.slot, lane, norm, own);
   } else {
-    store_bf16<kRun>(a.cache, place.slot, lane, own);
+    store_bf16<kRun>(a.cache, place.slot, lane, norm, own);
   }
 }
 

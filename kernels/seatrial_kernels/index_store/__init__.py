@@ -35,7 +35,7 @@ class Plan:
     rows: [N, 16] uint8: its DecodePlan, or its CompressPlan. Both begin with the number of tokens
         up to the key's last one; a CompressPlan then names the row of ``slots`` that is the key's
     is_decode: which of the two; a decode row whose number ``ratio`` does not divide is no key
-    ratio: tokens that a key stands for; its position is the number less the ratio
+    ratio: tokens that a key stands for, a power of 2; its position is the number less the ratio
     """
 
     rows: torch.Tensor
@@ -96,8 +96,10 @@ def index_store(
             f"index_store: a page of cache has {cache.shape[1]} bytes; it should have "
             f"{PAGE_BYTES['fp8_e4m3']} (fp8_e4m3) or {PAGE_BYTES['bf16']} (bf16)"
         )
-    if not (eps > 0 and ratio > 0):
-        raise ValueError(f"index_store: eps and ratio must be over 0, not {eps} and {ratio}")
+    if not eps > 0:
+        raise ValueError(f"index_store: eps must be over 0, not {eps}")
+    if ratio < 1 or ratio & (ratio - 1):
+        raise ValueError(f"index_store: ratio must be a power of 2, not {ratio}")
     tensors = (keys, weight, rotations, rows, slots, cache)
     if any(tensor.device != keys.device for tensor in tensors) or not keys.is_cuda:
         devices = ", ".join(sorted({str(tensor.device) for tensor in tensors}))
