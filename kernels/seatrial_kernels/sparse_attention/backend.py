@@ -12,7 +12,7 @@ from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBack
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from sglang.srt.runtime_context import get_parallel
 
-from seatrial_kernels import report
+from seatrial_kernels import report, selection
 from seatrial_kernels.plugin import PatchError
 from seatrial_kernels.sparse_attention import reference
 from seatrial_kernels.sparse_attention.settings import (
@@ -48,6 +48,7 @@ class CpuSparseAttention(TorchNativeAttnBackend):
         self.selected = torch.empty((ROWS, self.settings.topk), dtype=torch.int64)
         arguments = model_runner.server_args
         role = arguments.disaggregation_mode
+        selection.declare(self.settings.topk, self.settings.key_dtype)
         report.publish(
             "cpu_dsa",
             rank=parallel.tp_rank,
