@@ -1,62 +1,46 @@
-"""Patches applied to the installed SGLang as SGLang applies them, and taken off again."""
+"""What the tests of every operation ask for: a GPU with code for it, and real weights."""
 
-import importlib
-import sys
-from collections.abc import Callable, Iterator
-from typing import NoReturn
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
-from seatrial_kernels import plugin, report, selection, upstream
-
-Apply = Callable[..., None]
 
 
-class Stopped(BaseException):
-    """What stands for the end of the process; not swallowed as an Exception would be."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Take the path of a checkpoint."""
+    parser.addoption(
+        "--weights",
+        type=Path,
+        help="folder with *.safetensors: also run the operations on the checkpoint's own tensors",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Name the marker of tests that sanitize.py runs."""
+    config.addinivalue_line(
+        "markers", "sanitized: reaches every branch, and is small enough for compute-sanitizer"
+    )
+
+
+@pytest.fixture(scope="session")
+def gpu() -> str:
+    """Return the device, or say why the test is not run."""
+    torch = pytest.importorskip("torch", reason="not run: no torch")
+    from seatrial_kernels import native
+
+    if not torch.cuda.is_available():
+        pytest.skip("not run: no GPU")
+    native.check_device()
+    return "cuda"
 
 
 @pytest.fixture
-def apply(monkeypatch: pytest.MonkeyPatch) -> Iterator[Apply]:
-    """Return a function that applies patches by name to this process, through SGLang's registry.
+def weights(request: pytest.FixtureRequest) -> Callable[[str], Any]:
+    """Return ``find(pattern)``: the tensors of the checkpoint, by name."""
+    folder = request.config.getoption("--weights")
+    if folder is None:
+        pytest.skip("not run: no weights (--weights PATH)")
+    from seatrial_kernels import testing
 
-    What would end the process raises ``Stopped`` with the sentence.
-    """
-    from sglang.srt.arg_groups import resolution_hooks
-    from sglang.srt.plugins import hook_registry
-
-    registry = hook_registry.HookRegistry
-    apply_hooks = registry.__dict__["apply_hooks"]
-
-    def stopped(patch: str, error: Exception) -> NoReturn:
-        raise Stopped(f"patch {patch} stops this server: {error}")
-
-    for name in ("seatrial_kernels.plugin", "seatrial_kernels.upstream"):
-        monkeypatch.setattr(f"{name}.stop", stopped)
-    monkeypatch.setattr(selection, "stop", stopped)
-    for name in plugin.PATCHES.values():
-        if hasattr(importlib.import_module(name), "stop"):
-            monkeypatch.setattr(f"{name}.stop", stopped)
-
-    def do(*names: str) -> None:
-        monkeypatch.setenv("SGLANG_PLUGINS", ",".join(names))
-        for name in names:
-            getattr(plugin, name)()
-        registry.apply_hooks()
-
-    yield do
-    for patch in {each.hook.target: each for each in upstream._installed}.values():
-        owner_name, _, name = patch.hook.target.rpartition(".")
-        owner = upstream._resolve(owner_name) if owner_name not in sys.modules else None
-        owner = sys.modules[owner_name] if owner is None else owner
-        now = getattr(owner, name)
-        setattr(owner, name, patch.original)
-        hook_registry._propagate_patch(now, patch.original, owner)
-    upstream._installed.clear()
-    resolution_hooks._HOOKS.clear()
-    registry.reset()
-    registry.apply_hooks = apply_hooks
-    for field in ("selection", "rank", "role", "is_metrics_enabled", "is_reported"):
-        if field in vars(selection._Process):
-            setattr(selection._Process, field, {"role": "combined", "rank": 0}.get(field))
-    selection._Process.is_metrics_enabled = selection._Process.is_reported = False
-    report._published.clear()
+    return lambda pattern: testing.checkpoint_tensors(folder, pattern)

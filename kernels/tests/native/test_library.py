@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,14 @@ from pathlib import Path
 import native_build
 import pytest
 from seatrial_kernels import native
+
+INDEX_STORE = (
+    *([native.POINTER] * 6),
+    *([native.INT64] * 4),
+    native.FLOAT,
+    *([native.INT] * 5),
+    native.STREAM,
+)
 
 
 @pytest.fixture
@@ -37,10 +46,23 @@ def test_it_needs_nothing_but_the_c_library(built: Path) -> None:
     assert needed
 
 
-def test_it_loads_without_torch(loaded: ctypes.CDLL) -> None:
-    """This very process has no torch, and the library answers."""
-    assert "torch" not in sys.modules
-    assert loaded.seatrial_error_string(0) == b"no error"
+def test_it_loads_without_torch(built: Path) -> None:
+    """In a process without torch every function of the operations is found and can be called."""
+    program = f"""
+import ctypes, sys
+library = ctypes.CDLL({str(built / native_build.LIBRARY)!r})
+library.seatrial_error_string.restype = ctypes.c_char_p
+assert library.seatrial_error_string(0) == b"no error"
+for name in sys.argv[1:]:
+    getattr(library, name)
+assert "torch" not in sys.modules
+"""
+    names = re.findall(
+        r'extern "C" SEATRIAL_EXPORT [\w\s*]+?(\w+)\(',
+        "".join(path.read_text() for path in native_build.SOURCES.glob("*/*.cu")),
+    )
+    assert {"seatrial_check_device", "seatrial_index_store"} <= set(names)
+    subprocess.run([sys.executable, "-S", "-c", program, *names], check=True)
 
 
 def test_without_a_gpu_a_call_says_so(loaded: ctypes.CDLL) -> None:
@@ -49,6 +71,10 @@ def test_without_a_gpu_a_call_says_so(loaded: ctypes.CDLL) -> None:
         pytest.skip("not run: this machine has a GPU")
     with pytest.raises(native.NativeError, match=r"^seatrial_check_device: CUDA error .* needs? a"):
         native.check_device()
+    store = native.function("seatrial_index_store", *INDEX_STORE)
+    store(*[0] * len(INDEX_STORE))  # no keys: nothing to launch
+    with pytest.raises(native.NativeError, match=r"^seatrial_index_store: CUDA error .* needs? a"):
+        store(*[1 if kind is native.INT64 else 0 for kind in INDEX_STORE[:11]], 1, 32, 0, 0, 0, 0)
 
 
 def test_another_version_of_the_library_is_named(loaded: ctypes.CDLL) -> None:

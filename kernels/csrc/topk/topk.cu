@@ -1,0 +1,107 @@
+// Chooses the kernel for a shape and queues it.
+#include "topk/topk.cuh"
+
+namespace seatrial::topk {
+namespace {
+
+// The ways to select; 0 lets the shape decide. The others serve tests and benchmarks.
+enum Way { kByShape = 0, kRows2048 = 1, kRows4096 = 2, kRows8192 = 3, kLong512 = 4, kLong1024 = 5, kSplit = 6 };
+
+constexpr int kSplitThreads = 512, kSplitEach = 16, kChunk = kSplitThreads * kSplitEach;
+constexpr int kSplitBlocks = 264;    // at most so many chunks: more rows keep the card busy without
+constexpr int kSplitWidth = 32768;  // no split up to here: one block is as fast
+
+int chunks_of(int width) { return ceil_div(width, kChunk); }
+
+Way way_of(int rows, int width) {
+  if (width <= 2048) return kRows2048;
+  if (width <= 4096) return kRows4096;
+  if (width <= 8192) return kRows8192;
+  if (width > kSplitWidth && rows * chunks_of(width) <= kSplitBlocks) return kSplit;
+  return rows <= 132 || width > 131072 ? kLong1024 : kLong512;
+}
+
+template <typename Score>
+int queue(Arguments a, Way way, bool ordered, void* stream) {
+  const dim3 rows(a.rows);
+  if (ordered) return launch(ordered_kernel<512, Score>, rows, 512, 0, stream, true, a);
+  switch (way) {
+    case kRows2048:
+      return launch(rows_kernel<256, 8, false, 5, Score>, rows, 256, 0, stream, true, a);
+    case kRows4096:
+      return launch(rows_kernel<512, 8, false, 3, Score>, rows, 512, 0, stream, true, a);
+    case kRows8192:
+      return launch(rows_kernel<512, 16, false, 2, Score>, rows, 512, 0, stream, true, a);
+    case kLong512:
+      return launch(rows_kernel<512, 16, true, 2, Score>, rows, 512, 0, stream, true, a);
+    case kLong1024:
+      return launch(rows_kernel<1024, 16, true, 1, Score>, rows, 1024, 0, stream, true, a);
+    case kSplit:
+      return launch(split_kernel<kSplitThreads, kSplitEach, Score>, dim3(a.chunks, a.rows),
+                    kSplitThreads, 0, stream, true, a);
+    default:
+      return static_cast<int>(cudaErrorInvalidValue);
+  }
+}
+
+int most_of(Way way) {
+  return way == kRows2048 ? 2048 : way == kRows4096 ? 4096 : way == kRows8192 ? 8192 : 0x7fffffff;
+}
+
+}  // namespace
+}  // namespace seatrial::topk
+
+// Bytes of workspace that a call with these sizes may use; 0 for most. Zero them once.
+extern "C" SEATRIAL_EXPORT long long seatrial_topk_workspace_bytes(int rows, int width, int k,
+                                                                   int way) {
+  using namespace seatrial::topk;
+  if (rows <= 0 || width <= 0) return 0;
+  if (way == kByShape) way = way_of(rows, width);
+  if (way != kSplit) return 0;
+  const long long capacity = Workspace::capacity_of(chunks_of(width), k);
+  return Workspace::header_bytes(rows) + 8 * capacity * rows;
+}
+
+// See Arguments for shapes. `bf16`: type of the scores. `pages`: columns of the page table.
+extern "C" SEATRIAL_EXPORT int seatrial_topk(const void* scores, int bf16, const int* lengths,
+                                             const int* page_table, int* out, int* raw,
+                                             void* workspace, long long workspace_bytes,
+                                             long long score_stride, long long page_stride,
+                                             int rows, int width, int k, int page_size, int pages,
+                                             int ordered, int way, void* stream) {
+  using namespace seatrial::topk;
+  constexpr int kInvalid = static_cast<int>(cudaErrorInvalidValue);
+  const int vector = bf16 ? 8 : 4;
+  if (rows < 0 || width < 0 || k <= 0 || k > kMaxK || k % 64 != 0) return kInvalid;
+  if (score_stride % vector != 0 || reinterpret_cast<uintptr_t>(scores) % 16 != 0) return kInvalid;
+  if (page_size <= 0 || (page_size & (page_size - 1)) != 0) return kInvalid;
+  if (rows == 0) return 0;
+  Arguments a{};
+  a.scores = scores;
+  a.lengths = lengths;
+  a.page_table = page_table;
+  a.out = out;
+  a.raw = raw;
+  a.workspace = workspace;
+  a.score_stride = score_stride;
+  a.page_stride = page_stride;
+  a.rows = rows;
+  a.width = width;
+  a.k = k;
+  while (1 << a.page_bits < page_size) ++a.page_bits;
+  a.limit = width;
+  if (page_table != nullptr && (static_cast<long long>(pages) << a.page_bits) < width) {
+    a.limit = pages << a.page_bits;
+  }
+  a.chunks = chunks_of(width);
+  const Way chosen = way == kByShape ? way_of(rows, width) : static_cast<Way>(way);
+  if (width > most_of(chosen)) return kInvalid;
+  if (chosen == kSplit && !ordered) {
+    if (workspace == nullptr || rows > 65535 ||
+        workspace_bytes < seatrial_topk_workspace_bytes(rows, width, k, kSplit)) {
+      return kInvalid;
+    }
+  }
+  return bf16 ? queue<__nv_bfloat16>(a, chosen, ordered != 0, stream)
+              : queue<float>(a, chosen, ordered != 0, stream);
+}

@@ -1,0 +1,706 @@
+// Top-k of rows of scores, with the page-table transform.
+//
+// A block holds 16-byte vectors of a row in registers and finds the bin of the k-th largest score
+// in one histogram whose bins are laid linearly between two scores of the row: a low one that at
+// least a few hundred scores exceed, and the highest. Rounding is monotone, so whatever the two
+// are, a higher bin never holds a lower score: the bins decide only how many scores share the last
+// one, and so the speed, never the result. What lies above the last bin is chosen; the few scores
+// inside it are ranked one by one.
+//
+// Three ways to feed it:
+//   a row that fits the registers: read once, selected as above;
+//   a longer row: the part in registers is a sample spread over the row. Its histogram gives a score
+//     that a little more than k of the row reach; the rest streams past and only what reaches it is
+//     kept, in shared memory, and selected as above;
+//   few long rows: each block reduces one chunk to its own k best, in the workspace, and the last
+//     block of a row to finish selects among those.
+// Whenever one of these cannot go on (infinities, thousands of equal scores, an unlucky sample), the
+// block selects exactly by digits of the order-preserving key, reading its input again; that way
+// also is the deterministic mode.
+//
+// NaN ranks below -inf. Nothing beyond a row's length is read.
+#pragma once
+
+#include "common/launch.cuh"
+#include "common/order.cuh"
+
+#include <type_traits>
+
+namespace seatrial::topk {
+
+constexpr int kMaxK = 2048;
+constexpr int kMaxBins = 2048;
+constexpr int kTies = 256;         // scores of the last bin that are ranked one by one
+constexpr int kCandidates = 4096;  // scores of a long row that are kept in shared memory
+constexpr int kPagesHeld = 512;    // entries of the page table that are kept in shared memory
+constexpr uint32_t kNoBin = 0xffffffffu;
+constexpr float kBinZero = 8388608.0f;  // 2^23: the floats from here on are integers
+
+struct Arguments {
+  const void* scores;         // [rows, width], row stride `score_stride`, fp32 or bf16
+  const int32_t* lengths;     // [rows]
+  const int32_t* page_table;  // [rows, pages], row stride `page_stride`; null: indices as they are
+  int32_t* out;               // [rows, k]
+  int32_t* raw;               // [rows, k] or null: the indices before the transform
+  void* workspace;
+  int64_t score_stride;
+  int64_t page_stride;
+  int32_t rows;
+  int32_t width;
+  int32_t k;
+  int32_t page_bits;
+  int32_t limit;   // no index at or beyond this is chosen: width, or what the page table covers
+  int32_t chunks;  // split only: blocks of a row
+};
+
+// Where chosen entries go: transformed into the output, or as they are for a later selection.
+struct Sink {
+  const int32_t* pages;  // null: no transform
+  int32_t page_bits;
+  int32_t* out;
+  int32_t* raw;
+  float* scores;  // not null: store score and index, no transform
+
+  __device__ __forceinline__ void put(uint32_t at, int32_t index) const {
+    const int32_t within = index & ((1 << page_bits) - 1);
+    out[at] = pages == nullptr ? index : (pages[index >> page_bits] << page_bits) | within;
+    if (raw != nullptr) raw[at] = index;
+  }
+};
+
+// What one search for a bin leaves behind.
+struct Found {
+  uint32_t low, high;  // keys of the histogram's two ends
+  uint32_t bin;        // of the last score chosen, or kNoBin
+  uint32_t above;      // scores in higher bins
+  uint32_t inside;     // scores in this one
+  uint32_t taken;      // running count of what was stored
+};
+
+struct Selection {
+  union {
+    uint32_t bins[kMaxBins];
+    int32_t chosen[kMaxK];
+  };
+  uint2 ties[kTies];  // key, index
+  uint32_t warp_sums[2][32];
+  Found found[2];
+  int32_t pages[kPagesHeld];
+  uint32_t base;
+  Sink sink;  // of select_exactly()
+};
+
+struct Candidates {
+  float scores[kCandidates];
+  int32_t indices[kCandidates];
+};
+
+__device__ __forceinline__ uint4 load_vector(const void* from) {
+  uint4 raw;
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w)
+               : "l"(from));
+  return raw;
+}
+
+__device__ __forceinline__ int32_t load_latest(const int32_t* from) {
+  int32_t value;
+  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+  return value;
+}
+
+// Which vectors of a row a thread holds. With one round: vector `tid + j * T`. With more, each group
+// of eight threads owns kVectors runs of `rounds` consecutive 128-byte lines, and round m is line m
+// of every run, so that any one round is a sample spread evenly over the row.
+template <int T, int E, typename Score>
+struct Layout {
+  static constexpr int kSize = ScoreVector<Score>::kSize;
+  static constexpr int kVectors = E / kSize;
+  int base, step, rounds;
+
+  __device__ __forceinline__ explicit Layout(int n) {
+    const int vectors = (n + kSize - 1) / kSize;
+    rounds = max(1, (vectors + T * kVectors - 1) / (T * kVectors));
+    const int thread = threadIdx.x;
+    base = rounds == 1 ? thread : (thread / 8) * (kVectors * rounds * 8) + thread % 8;
+    step = rounds == 1 ? T : rounds * 8;
+  }
+  __device__ __forceinline__ int vector(int j, int round) const {
+    return base + j * step + round * 8;
+  }
+  __device__ __forceinline__ int index(int e, int round) const {
+    return vector(e / kSize, round) * kSize + e % kSize;
+  }
+};
+
+// The row's last vector, where it is not full: nothing beyond `count` scores is read, NaN fills up.
+template <typename Score>
+__device__ __forceinline__ uint4 load_tail(const Score* from, int count) {
+  constexpr uint64_t kAbsent = ScoreVector<Score>::kAbsent * 0x100000001ull;
+  constexpr int kBits = 8 * sizeof(Score);
+  uint64_t low = kAbsent, high = kAbsent;
+#pragma unroll 1
+  for (int i = count - 1; i >= 0; --i) {
+    high = high << kBits | low >> (64 - kBits);
+    low = low << kBits | __float_as_uint(as_float(from[i])) >> (32 - kBits);
+  }
+  return make_uint4(low, low >> 32, high, high >> 32);
+}
+
+template <int T, int E, typename Score>
+__device__ __forceinline__ void load_round(const Score* scores, int n,
+                                           const Layout<T, E, Score>& layout, int round,
+                                           uint4 (&raw)[E / ScoreVector<Score>::kSize]) {
+  using Vector = ScoreVector<Score>;
+#pragma unroll
+  for (int j = 0; j < E / Vector::kSize; ++j) {
+    const int first = layout.vector(j, round) * Vector::kSize;
+    if (first + Vector::kSize <= n) {
+      raw[j] = load_vector(scores + first);
+    } else {
+      raw[j] = load_tail(scores + first, n - first);
+    }
+  }
+}
+
+template <int E, typename Score>
+__device__ __forceinline__ void unpack(const uint4 (&raw)[E / ScoreVector<Score>::kSize],
+                                       float (&x)[E]) {
+#pragma unroll
+  for (int j = 0; j < E / ScoreVector<Score>::kSize; ++j) {
+    ScoreVector<Score>::unpack(raw[j], x + j * ScoreVector<Score>::kSize);
+  }
+}
+
+template <int T>
+__device__ __forceinline__ void clear_bins(Selection& s) {
+#pragma unroll
+  for (int i = 0; i < kMaxBins / 4; i += T) {
+    const int at = i + threadIdx.x;
+    if (at < kMaxBins / 4) reinterpret_cast<uint4*>(s.bins)[at] = make_uint4(0, 0, 0, 0);
+  }
+}
+
+// No barrier: the caller has one before the first use.
+template <int T>
+__device__ __forceinline__ void begin(Selection& s) {
+  clear_bins<T>(s);
+  if (threadIdx.x < 2) s.found[threadIdx.x] = Found{0xffffffffu, 0, kNoBin, 0, 0, 0};
+}
+
+// Find the bin that holds the `rank`-th entry from the top. Needs bins complete and visible, and
+// found.bin == kNoBin; ends with a barrier.
+template <int T, int N>
+__device__ __forceinline__ void find_bin(Selection& s, Found& found, uint32_t rank) {
+  constexpr int kEach = N / T;
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int first = (T - 1 - static_cast<int>(threadIdx.x)) * kEach;
+  uint32_t count[kEach];
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) count[i] = s.bins[first + i];
+  uint32_t own = 0;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) own += count[i];
+  const uint32_t inclusive = warp_inclusive_sum(own, lane);
+  if (lane == 31) s.warp_sums[0][warp] = inclusive;
+  __syncthreads();
+  const uint32_t before = __reduce_add_sync(kWholeWarp, lane < warp ? s.warp_sums[0][lane] : 0);
+  uint32_t above = before + inclusive - own;
+  if (above < rank && rank <= above + own) {
+#pragma unroll
+    for (int i = kEach - 1; i >= 0; --i) {
+      if (above < rank && rank <= above + count[i]) {
+        found.bin = first + i;
+        found.above = above;
+        found.inside = count[i];
+      }
+      above += count[i];
+    }
+  }
+  __syncthreads();
+}
+
+// The linear map of scores to bins, as a float in [2^23, 2^23 + bins). Monotone: both operations
+// round monotonically. The same expression counts and classifies, so the two always agree.
+struct Scale {
+  float low, per_score;
+  __device__ __forceinline__ float bin(float score) const {
+    return __fmaf_rn(__fsub_rn(score, low), per_score, kBinZero);
+  }
+};
+
+// Count the scores and find the bin of the `rank`-th largest of `n`. False: not possible so.
+template <int T, int E>
+__device__ __forceinline__ bool locate(const float (&x)[E], int n, uint32_t rank, Selection& s,
+                                       Found& found, Scale& scale) {
+  constexpr int kBins = 4 * T < kMaxBins ? 4 * T : kMaxBins;
+  // The low end: the least of all threads' highest scores, or, where too many scores are wanted for
+  // that, of all pairs' higher ones. Bins below it are not counted.
+  const float infinity = __int_as_float(0x7f800000);
+  float most = -infinity, least = infinity;
+#pragma unroll
+  for (int e = 0; e < E; e += 2) {
+    const float higher = fmaxf(x[e], x[e + 1]);
+    most = fmaxf(most, higher);
+    if (higher > -infinity) least = fminf(least, higher);
+  }
+  const bool by_thread = static_cast<uint64_t>(rank) * ((n + T - 1) / T) <= 3ull * n;
+  const uint32_t most_key = order_key(most);
+  const uint32_t low_key = by_thread ? (most > -infinity ? most_key : 0xffffffffu) : order_key(least);
+  const uint32_t warp_low = __reduce_min_sync(kWholeWarp, low_key);
+  const uint32_t warp_high = __reduce_max_sync(kWholeWarp, most_key);
+  if (threadIdx.x % 32 == 0) {
+    atomicMin(&found.low, warp_low);
+    atomicMax(&found.high, warp_high);
+  }
+  __syncthreads();
+  scale.low = from_order_key(found.low);
+  const float range = from_order_key(found.high) - scale.low;
+  const bool usable = range > 1e-30f && range < 1e37f;  // false for NaN
+  scale.per_score = __fdividef(static_cast<float>(kBins - 2), range);
+  if (usable) {
+#pragma unroll
+    for (int e = 0; e < E; ++e) {
+      const float bin = scale.bin(x[e]);
+      if (bin > kBinZero) atomicAdd(&s.bins[__float_as_uint(bin) & (kMaxBins - 1)], 1u);
+    }
+  }
+  __syncthreads();
+  if (!usable) return false;
+  find_bin<T, kBins>(s, found, rank);
+  return found.bin != kNoBin;
+}
+
+// Add the scores in `keep` (a bit each) to the candidates. Counts on beyond what fits.
+template <int E, typename Index>
+__device__ __forceinline__ void append(const float (&x)[E], uint32_t keep, Candidates& to,
+                                       uint32_t* taken, Index index) {
+  if (!__any_sync(kWholeWarp, keep != 0)) return;
+  const uint32_t lane = threadIdx.x % 32;
+  const uint32_t own = __popc(keep);
+  const uint32_t inclusive = warp_inclusive_sum(own, lane);
+  uint32_t base = 0;
+  if (lane == 31) base = atomicAdd(taken, inclusive);
+  uint32_t at = __shfl_sync(kWholeWarp, base, 31) + inclusive - own;
+#pragma unroll
+  for (int e = 0; e < E; ++e) {
+    if (keep >> e & 1) {
+      if (at < kCandidates) {
+        to.scores[at] = x[e];
+        to.indices[at] = index(e);
+      }
+      ++at;
+    }
+  }
+}
+
+// Select by digits of the key, in order of the index: equal scores go to the lowest indices and the
+// output ascends. Any n >= k; reads the input two to four times.
+template <int T, typename Score>
+__device__ __noinline__ void select_by_digits(const Score* scores, const int32_t* map, int n, int k,
+                                              Selection& s) {
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  uint32_t prefix = 0, decided = 0, remaining = k, first_sure = 0;
+  bool whole_bin = false;
+  for (int shift = 21; shift >= 0 && !whole_bin; shift = shift == 21 ? 10 : shift - 10) {
+    __syncthreads();
+    begin<T>(s);
+    __syncthreads();
+    const uint32_t mask = shift == 0 ? 1023u : 2047u;
+    for (int i = threadIdx.x; i < n; i += T) {
+      const uint32_t key = order_key(as_float(scores[i]));
+      if ((key & decided) == prefix) atomicAdd(&s.bins[key >> shift & mask], 1u);
+    }
+    __syncthreads();
+    find_bin<T, kMaxBins>(s, s.found[0], remaining);
+    remaining -= s.found[0].above;
+    prefix |= s.found[0].bin << shift;
+    decided |= mask << shift;
+    whole_bin = s.found[0].inside == remaining;
+  }
+  first_sure = whole_bin ? prefix : prefix + 1;
+  const Sink sink = s.sink;
+  const uint32_t wanted_equal = whole_bin ? 0 : remaining;
+
+  uint32_t sure_before = 0, equal_before = 0;
+  int half = 0;
+  for (int first = 0; first < n; first += 4 * T) {
+    const int own = first + static_cast<int>(warp) * 128 + static_cast<int>(lane);
+    uint32_t sure[4], equal[4], total = 0;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int i = own + 32 * j;
+      const uint32_t key = i < n ? order_key(as_float(scores[i])) : 0u;
+      const bool is_sure = i < n && key >= first_sure;
+      sure[j] = __ballot_sync(kWholeWarp, is_sure);
+      equal[j] = __ballot_sync(kWholeWarp, i < n && !is_sure && key == prefix);
+      total += __popc(sure[j]) | __popc(equal[j]) << 16;
+    }
+    if (lane == 0) s.warp_sums[half][warp] = total;
+    __syncthreads();
+    const uint32_t others = lane < T / 32 ? s.warp_sums[half][lane] : 0;
+    const uint32_t before = __reduce_add_sync(kWholeWarp, lane < warp ? others : 0);
+    const uint32_t all = __reduce_add_sync(kWholeWarp, others);
+    uint32_t sure_at = sure_before + (before & 0xffffu), equal_at = equal_before + (before >> 16);
+    const uint32_t lower_lanes = (1u << lane) - 1;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const uint32_t s_at = sure_at + __popc(sure[j] & lower_lanes);
+      const uint32_t e_at = equal_at + __popc(equal[j] & lower_lanes);
+      const bool is_sure = sure[j] >> lane & 1;
+      if (is_sure || (equal[j] >> lane & 1 && e_at < wanted_equal)) {
+        const int i = own + 32 * j;
+        const uint32_t at = s_at + min(e_at, wanted_equal);
+        const int32_t index = map == nullptr ? i : map[i];
+        if (sink.scores != nullptr) {
+          sink.scores[at] = as_float(scores[i]);
+          sink.out[at] = index;
+        } else {
+          sink.put(at, index);
+        }
+      }
+      sure_at += __popc(sure[j]);
+      equal_at += __popc(equal[j]);
+    }
+    sure_before += all & 0xffffu;
+    equal_before = min(equal_before + (all >> 16), 0x7fffffffu);
+    half ^= 1;
+    if (sure_before + min(equal_before, wanted_equal) == static_cast<uint32_t>(k)) break;
+  }
+}
+
+template <int T, typename Score>
+__device__ __forceinline__ void select_exactly(const Score* scores, const int32_t* map, int n,
+                                               int k, Selection& s, const Sink& sink) {
+  if (threadIdx.x == 0) s.sink = sink;
+  select_by_digits<T>(scores, map, n, k, s);  // begins with a barrier
+}
+
+// Store what lies above the found bin, rank what lies inside it. Needs found.inside <= kTies.
+template <int T, int E, typename Index>
+__device__ __forceinline__ void choose(const float (&x)[E], uint32_t k, Selection& s, Found& found,
+                                       const Scale& scale, const Sink& sink, Index index) {
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const uint32_t above = found.above, inside = found.inside, wanted = k - above;
+  const bool whole_bin = inside == wanted;
+  const float edge = kBinZero + static_cast<float>(found.bin);
+  const float sure_edge = whole_bin ? edge : edge + 1.0f;
+  uint32_t sure = 0, reached = 0;
+#pragma unroll
+  for (int e = 0; e < E; ++e) {
+    const float bin = scale.bin(x[e]);
+    if (bin >= sure_edge) sure |= 1u << e;
+    if (bin >= edge) reached |= 1u << e;
+  }
+  const uint32_t tied = reached & ~sure;
+  const uint32_t own = __popc(sure) | __popc(tied) << 16;
+  const uint32_t inclusive = warp_inclusive_sum(own, lane);
+  uint32_t base = 0;
+  if (lane == 31 && inclusive != 0) base = atomicAdd(&found.taken, inclusive);
+  const uint32_t at = __shfl_sync(kWholeWarp, base, 31) + inclusive - own;
+  uint32_t sure_at = at & 0xffffu, tied_at = at >> 16;
+#pragma unroll
+  for (int e = 0; e < E; ++e) {
+    if (sure >> e & 1) {
+      s.chosen[sure_at++] = index(e);
+    } else if (tied >> e & 1) {
+      s.ties[tied_at++] = make_uint2(order_key(x[e]), index(e));
+    }
+  }
+  __syncthreads();
+  const uint32_t stored = whole_bin ? k : above;
+  for (uint32_t i = threadIdx.x; i < stored; i += T) sink.put(i, s.chosen[i]);
+  if (whole_bin) return;
+  for (uint32_t target = warp; target < inside; target += T / 32) {
+    const uint2 mine = s.ties[target];
+    uint32_t better = 0;
+    for (uint32_t first = 0; first < inside; first += 32) {
+      const uint2 other = first + lane < inside ? s.ties[first + lane] : make_uint2(0, 0x7fffffff);
+      const bool is_better = other.x > mine.x || (other.x == mine.x && other.y < mine.y);
+      better += __popc(__ballot_sync(kWholeWarp, is_better));
+    }
+    if (lane == 0 && better < wanted) sink.put(above + better, static_cast<int32_t>(mine.y));
+  }
+}
+
+// Select k of the n > k scores of which `raw` holds round 0. `map`: indices to store instead of
+// positions, or null. The caller has called begin() and passed a barrier or will not before this.
+template <int T, int E, bool kLong, typename Score>
+__device__ __forceinline__ void select(const Score* scores, const int32_t* map, int n, int k,
+                                       const Layout<T, E, Score>& layout,
+                                       uint4 (&raw)[E / ScoreVector<Score>::kSize], Selection& s,
+                                       Candidates* candidates, const Sink& sink) {
+  float x[E];
+  unpack<E, Score>(raw, x);
+  Scale scale;
+  if (!kLong || layout.rounds == 1) {
+    if (!locate<T>(x, n, k, s, s.found[0], scale) || s.found[0].inside > kTies) {
+      return select_exactly<T>(scores, map, n, k, s, sink);
+    }
+    return choose<T>(x, k, s, s.found[0], scale, sink, [&](int e) {
+      const int index = layout.index(e, 0);
+      return map == nullptr ? index : map[index];
+    });
+  }
+  if constexpr (kLong) {
+    const int rounds = layout.rounds;
+    load_round<T, E, Score>(scores, n, layout, 1, raw);
+    // So many of the row's k best are in the sample, give or take: choose a score that a few
+    // standard deviations more of the sample reach. The k-th of the sample always suffices.
+    const float share = 1.0f / static_cast<float>(rounds);
+    const float expected = static_cast<float>(k) * share;
+    const float margin = 4.5f * sqrtf(expected * (1.0f - share)) + 4.0f;
+    const uint32_t rank = min(static_cast<uint32_t>(k), static_cast<uint32_t>(expected + margin) + 1);
+    if (!locate<T>(x, n / rounds, rank, s, s.found[0], scale)) {
+      return select_exactly<T>(scores, map, n, k, s, sink);
+    }
+    // Any score does as a filter: the counts below decide whether it was good.
+    const float enough = scale.low + (static_cast<float>(s.found[0].bin) - 0.5f) / scale.per_score;
+    clear_bins<T>(s);
+    for (int round = 0;;) {
+      uint32_t keep = 0;
+#pragma unroll
+      for (int e = 0; e < E; ++e) {
+        if (x[e] >= enough) keep |= 1u << e;
+      }
+      append(x, keep, *candidates, &s.found[0].taken, [&](int e) { return layout.index(e, round); });
+      if (++round == rounds) break;
+      unpack<E, Score>(raw, x);
+      if (round + 1 < rounds) load_round<T, E, Score>(scores, n, layout, round + 1, raw);
+    }
+    __syncthreads();
+    const uint32_t kept = s.found[0].taken;
+    if (kept < static_cast<uint32_t>(k) || kept > kCandidates) {
+      return select_exactly<T>(scores, map, n, k, s, sink);
+    }
+    constexpr int kEach = kCandidates / T;
+    float y[kEach];
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) {
+      const uint32_t at = e * T + threadIdx.x;
+      y[e] = at < kept ? candidates->scores[at] : __int_as_float(0x7fffffff);
+    }
+    const auto original = [&](int e) {
+      const int index = candidates->indices[e * T + threadIdx.x];
+      return map == nullptr ? index : map[index];
+    };
+    if (!locate<T>(y, kept, k, s, s.found[1], scale) || s.found[1].inside > kTies) {
+      if (map == nullptr) {
+        return select_exactly<T>(candidates->scores, candidates->indices, kept, k, s, sink);
+      }
+      return select_exactly<T>(scores, map, n, k, s, sink);
+    }
+    choose<T>(y, k, s, s.found[1], scale, sink, original);
+  }
+}
+
+// A row of at most k entries: all of them, then -1.
+template <int T>
+__device__ __forceinline__ void take_all(int n, int k, const Sink& sink) {
+  for (int i = threadIdx.x; i < k; i += T) {
+    if (i < n) {
+      sink.put(i, i);
+    } else {
+      sink.out[i] = -1;
+      if (sink.raw != nullptr) sink.raw[i] = -1;
+    }
+  }
+}
+
+__device__ __forceinline__ Sink output_of(const Arguments& a, int row) {
+  const int64_t at = static_cast<int64_t>(row) * a.k;
+  return Sink{a.page_table == nullptr ? nullptr : a.page_table + row * a.page_stride, a.page_bits,
+              a.out + at, a.raw == nullptr ? nullptr : a.raw + at, nullptr};
+}
+
+__device__ __forceinline__ int length_of(const Arguments& a, int row) {
+  return max(0, min(load_latest(a.lengths + row), a.limit));
+}
+
+// One block a row.
+template <int T, int E, bool kLong, int kBlocks, typename Score>
+__global__ __launch_bounds__(T, kBlocks) void rows_kernel(const __grid_constant__ Arguments a) {
+  __shared__ Selection s;
+  __shared__ std::conditional_t<kLong, Candidates, char> candidates;
+  const int row = blockIdx.x;
+  const Score* scores = static_cast<const Score*>(a.scores) + row * a.score_stride;
+  Sink sink = output_of(a, row);
+  // A guess: the kernel before this one may still write it. It only says what to load early.
+  const int guess = length_of(a, row);
+  release_successor();
+  begin<T>(s);
+  wait_for_predecessor();
+  const int n = length_of(a, row);
+  Layout<T, E, Score> layout(guess);
+  uint4 raw[E / ScoreVector<Score>::kSize];
+  if (guess > a.k) load_round<T, E, Score>(scores, guess, layout, 0, raw);
+  const int thread = threadIdx.x;
+  constexpr int kHeld = T < kPagesHeld ? T : kPagesHeld;
+  const auto pages = [&](int entries) { return (entries + (1 << a.page_bits) - 1) >> a.page_bits; };
+  int32_t page = 0;
+  if (sink.pages != nullptr && thread < min(pages(guess), kHeld)) page = sink.pages[thread];
+  if (n <= a.k) return take_all<T>(n, a.k, sink);
+  if (guess != n) {
+    layout = Layout<T, E, Score>(n);
+    load_round<T, E, Score>(scores, n, layout, 0, raw);
+    if (sink.pages != nullptr && thread < min(pages(n), kHeld)) page = sink.pages[thread];
+  }
+  if (sink.pages != nullptr && pages(n) <= kHeld) {
+    if (thread < kHeld) s.pages[thread] = page;
+    sink.pages = s.pages;
+  }
+  select<T, E, kLong, Score>(scores, nullptr, n, a.k, layout, raw, s,
+                             reinterpret_cast<Candidates*>(&candidates), sink);
+}
+
+// One block a row, equal scores to the lowest indices, indices ascending.
+template <int T, typename Score>
+__global__ __launch_bounds__(T) void ordered_kernel(const __grid_constant__ Arguments a) {
+  __shared__ Selection s;
+  const int row = blockIdx.x;
+  const Score* scores = static_cast<const Score*>(a.scores) + row * a.score_stride;
+  const Sink sink = output_of(a, row);
+  release_successor();
+  wait_for_predecessor();
+  const int n = length_of(a, row);
+  if (n <= a.k) return take_all<T>(n, a.k, sink);
+  select_exactly<T>(scores, nullptr, n, a.k, s, sink);
+}
+
+// The workspace of the split: zero before the first call, and again after every call.
+struct RowState {
+  uint32_t stored;   // candidates of the row so far
+  uint32_t arrived;  // chunks done
+};
+
+struct Workspace {
+  RowState* states;  // [rows]
+  float* scores;     // [rows, capacity]
+  int32_t* indices;  // [rows, capacity]
+  int64_t capacity;
+
+  static __host__ __device__ int64_t capacity_of(int64_t chunks, int64_t k) {
+    return (chunks * (k + kTies) + 3) / 4 * 4;
+  }
+  static __host__ __device__ int64_t header_bytes(int64_t rows) {
+    return (rows * static_cast<int64_t>(sizeof(RowState)) + 255) / 256 * 256;
+  }
+  __device__ __forceinline__ explicit Workspace(const Arguments& a) {
+    capacity = capacity_of(a.chunks, a.k);
+    states = static_cast<RowState*>(a.workspace);
+    char* after = static_cast<char*>(a.workspace) + header_bytes(a.rows);
+    scores = reinterpret_cast<float*>(after);
+    indices = reinterpret_cast<int32_t*>(after + 4 * capacity * a.rows);
+  }
+};
+
+// Chunks of a row are equally long, but for the last: a multiple of what keeps vectors aligned.
+__device__ __forceinline__ int length_of_chunk(int n, int most) {
+  const int chunks = max(1, (n + most - 1) / most);
+  return ((n + chunks - 1) / chunks + 7) / 8 * 8;
+}
+
+// blockIdx.x: chunk, blockIdx.y: row. A chunk is what one block's registers hold, or less.
+template <int T, int E, typename Score>
+__global__ __launch_bounds__(T, 2) void split_kernel(const __grid_constant__ Arguments a) {
+  __shared__ Selection s;
+  __shared__ Candidates candidates;
+  const int row = blockIdx.y;
+  const Score* scores = static_cast<const Score*>(a.scores) + row * a.score_stride;
+  const Sink sink = output_of(a, row);
+  const auto chunk_of = [&](int n, int& first) {
+    const int length = length_of_chunk(n, T * E);
+    first = blockIdx.x * length;
+    return min(n - first, length);
+  };
+  const int guess = length_of(a, row);
+  release_successor();
+  begin<T>(s);
+  wait_for_predecessor();
+  const int n = length_of(a, row);
+  int first;
+  int length = chunk_of(guess, first);
+  uint4 raw[E / ScoreVector<Score>::kSize];
+  Layout<T, E, Score> layout(length);
+  if (guess > a.k && length > 0) load_round<T, E, Score>(scores + first, length, layout, 0, raw);
+  if (n <= a.k) {
+    if (blockIdx.x == 0) take_all<T>(n, a.k, sink);
+    return;
+  }
+  if (guess != n) {
+    length = chunk_of(n, first);
+    if (length > 0) {
+      layout = Layout<T, E, Score>(length);
+      load_round<T, E, Score>(scores + first, length, layout, 0, raw);
+    }
+  }
+  if (length <= 0) return;
+  if (length == n) {  // the only chunk
+    return select<T, E, false, Score>(scores, nullptr, n, a.k, layout, raw, s, nullptr, sink);
+  }
+
+  const Workspace workspace(a);
+  RowState& state = workspace.states[row];
+  float* kept_scores = workspace.scores + row * workspace.capacity;
+  int32_t* kept_indices = workspace.indices + row * workspace.capacity;
+  float x[E];
+  unpack<E, Score>(raw, x);
+  const int wanted = min(a.k, length);
+  uint32_t keep = 0, total = length;
+  bool exactly = false;
+  if (length <= a.k) {
+#pragma unroll
+    for (int e = 0; e < E; ++e) {
+      if (layout.index(e, 0) < length) keep |= 1u << e;
+    }
+    __syncthreads();  // begin()
+  } else {
+    Scale scale;
+    const Found& found = s.found[0];
+    exactly = !locate<T>(x, length, a.k, s, s.found[0], scale) || found.inside > kTies;
+    if (!exactly) {
+      const float edge = kBinZero + static_cast<float>(found.bin);
+#pragma unroll
+      for (int e = 0; e < E; ++e) {
+        if (scale.bin(x[e]) >= edge) keep |= 1u << e;
+      }
+    }
+    total = exactly ? a.k : found.above + found.inside;
+  }
+  uint32_t base = 0;
+  if (threadIdx.x == 0) base = atomicAdd(&state.stored, total);
+  if (exactly) {
+    const Sink aside{nullptr, 0, candidates.indices, nullptr, candidates.scores};
+    select_exactly<T>(scores + first, nullptr, length, wanted, s, aside);
+  } else {
+    append(x, keep, candidates, &s.found[1].taken, [&](int e) { return layout.index(e, 0); });
+  }
+  if (threadIdx.x == 0) s.base = base;
+  __syncthreads();
+  base = s.base;
+  for (uint32_t i = threadIdx.x; i < total; i += T) {
+    kept_scores[base + i] = candidates.scores[i];
+    kept_indices[base + i] = first + candidates.indices[i];
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    const int chunks = (n + length_of_chunk(n, T * E) - 1) / length_of_chunk(n, T * E);
+    s.base = atomicAdd(&state.arrived, 1u) + 1 == static_cast<uint32_t>(chunks);
+    __threadfence();
+  }
+  __syncthreads();
+  if (!s.base) return;
+
+  const int kept = static_cast<int>(load_latest(reinterpret_cast<int32_t*>(&state.stored)));
+  begin<T>(s);
+  const Layout<T, E, float> kept_layout(kept);
+  uint4 kept_raw[E / ScoreVector<float>::kSize];
+  load_round<T, E, float>(kept_scores, kept, kept_layout, 0, kept_raw);
+  __syncthreads();  // all have read `stored`
+  if (threadIdx.x == 0) state = RowState{0, 0};
+  select<T, E, true, float>(kept_scores, kept_indices, kept, a.k, kept_layout, kept_raw, s,
+                            &candidates, sink);
+}
+
+}  // namespace seatrial::topk
