@@ -4,6 +4,7 @@ The CPU backend declares it when it is made. On a GPU it is read from SGLang's o
 buffers when they are made, and every active patch is reported with it.
 """
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from seatrial_kernels import plugin, report
@@ -25,18 +26,22 @@ class Selection(NamedTuple):
     index_key_dtype: str
 
 
+@dataclass
 class _Process:
     """This process's one selection, and for whom it reports."""
 
     selection: Selection | None = None
-    rank = 0
-    role = "combined"
-    is_metrics_enabled = False
-    is_reported = False
+    rank: int = 0
+    role: str = "combined"
+    is_metrics_enabled: bool = False
+    is_reported: bool = False
 
 
-def declare(index_topk: int, index_key_dtype: str) -> None:
-    """Say what this process serves with.
+_process = _Process()
+
+
+def declare(index_topk: int, index_key_dtype: str, *, rank: int, arguments: Any) -> None:
+    """Say what this process serves with, and as what; ``arguments`` are SGLang's server arguments.
 
     Raises
     ------
@@ -44,14 +49,17 @@ def declare(index_topk: int, index_key_dtype: str) -> None:
         When it has said something else before.
     """
     now = Selection(index_topk, index_key_dtype)
-    if _Process.selection not in (None, now):
-        raise PatchError(f"one process serves with {_Process.selection} and with {now}")
-    _Process.selection = now
+    if _process.selection not in (None, now):
+        raise PatchError(f"one process serves with {_process.selection} and with {now}")
+    mode = arguments.disaggregation_mode
+    _process.selection, _process.rank = now, rank
+    _process.role = "combined" if mode in (None, "null") else mode
+    _process.is_metrics_enabled = arguments.enable_metrics
 
 
 def current() -> Selection | None:
     """Return what was declared."""
-    return _Process.selection
+    return _process.selection
 
 
 def check_topk(index_topk: int, names: tuple[str, ...]) -> None:
@@ -77,33 +85,34 @@ def backend_made(_result: None, backend: Any, *_args: Any, **_kwargs: Any) -> No
     try:
         _read(backend)
     except PatchError as error:
-        stop(", ".join(_reporting()), error)
+        stop(", ".join(plugin.selected()), error)
 
 
 def buffers_made(_result: None, metadata: Any, *_args: Any, **_kwargs: Any) -> None:
     """Report, once, what was allocated for the indices of selected entries."""
     indices = metadata.c4_sparse_page_indices
-    selection = _Process.selection
-    if _Process.is_reported or selection is None or indices is None:
-        return
-    _Process.is_reported = True
-    for patch in _reporting():
+    if not _process.is_reported and _process.selection is not None and indices is not None:
+        allocated(indices.shape[1])
+
+
+def allocated(width: int) -> None:
+    """Report every active patch, with the width of the buffer of selected entries."""
+    if _process.selection is None:
+        raise PatchError("a buffer was allocated before anything said index_topk")
+    _process.is_reported = True
+    topk, dtype = _process.selection
+    for patch in plugin.selected():
         report.publish(
             patch,
-            rank=_Process.rank,
-            role=_Process.role,
+            rank=_process.rank,
+            role=_process.role,
             facts={
-                "index_topk": str(selection.index_topk),
-                "index_key_dtype": selection.index_key_dtype,
-                "allocated_width": str(indices.shape[1]),
-                "index_key_bytes": str(KEY_BYTES[selection.index_key_dtype]),
+                "index_topk": str(topk),
+                "index_key_dtype": dtype,
+                "allocated_width": str(width),
             },
-            is_metrics_enabled=_Process.is_metrics_enabled,
+            is_metrics_enabled=_process.is_metrics_enabled,
         )
-
-
-def _reporting() -> list[str]:
-    return [name for name in plugin.selected() if name in plugin.PATCHES_OF["cuda"]]
 
 
 def _read(backend: Any) -> None:
@@ -128,12 +137,7 @@ def _read(backend: Any) -> None:
                     f"a page of {PAGE} index keys has {buffer.shape[1]} bytes in the pool, "
                     f"not {PAGE * KEY_BYTES[dtype]}"
                 )
-    declare(topk, dtype)
-    arguments = runner.server_args
-    mode = arguments.disaggregation_mode
-    _Process.rank = get_parallel().tp_rank
-    _Process.role = "combined" if mode in (None, "null") else mode
-    _Process.is_metrics_enabled = arguments.enable_metrics
+    declare(topk, dtype, rank=get_parallel().tp_rank, arguments=runner.server_args)
 
 
 def _index_pools(pool: Any) -> list[Any]:

@@ -5,7 +5,7 @@ Why:         it has no bf16 form, and the fp8 form is compiled when it is first 
 Upstream:    not sent yet: first the kernel must be measured on sm_120.
 Applies-to:  sglang 0.5.23 and 0.5.17
 Remove-when: SGLang stores bf16 index keys, and its fp8 form is no slower.
-Gate:        kernels/tests/test_gpu_patches.py::test_keys_of_the_indexer_go_to_our_kernel
+Gate:        kernels/tests/plugin/test_gpu_patches.py::test_keys_of_the_indexer_go_to_our_kernel
 
 Keys of other widths, and fp4 keys, go SGLang's way. Whether fp8 or bf16 is stored follows from the
 size of the pool's pages, which the patch ``index_keys_bf16`` changes.
@@ -41,18 +41,16 @@ def _store(original: Callable[..., None], kv: Any, plan: Any, **named: Any) -> N
         return
     import torch
 
-    from seatrial_kernels.index_store import index_store_planned
+    from seatrial_kernels.index_store import Plan, index_store
 
-    index_store_planned(
+    index_store(
         kv,
-        plan[1],
         named["norm_weight"].to(kv.dtype),
-        named["norm_eps"],
         torch.view_as_real(named["freq_cis"]).flatten(-2),
+        Plan(plan[1], plan.is_decode, plan.compress_ratio),
         named["out_loc"],
         named["kvcache"],
-        plan.is_decode,
-        plan.compress_ratio,
+        eps=named["norm_eps"],
     )
 
 

@@ -6,7 +6,7 @@ Why:         where 1024 entries lose a needle, 2048 may keep it; everything behi
 Upstream:    not sent yet: it needs a top-k for sm_120 that goes beyond 1024.
 Applies-to:  sglang 0.5.23 and 0.5.17
 Remove-when: the assert names 2048.
-Gate:        kernels/tests/test_gpu_patches.py::test_a_width_of_2048_is_allocated
+Gate:        kernels/tests/plugin/test_gpu_patches.py::test_another_width_is_allocated
 
 SGLang's function runs as it is, without the assert: the copy is made from its source at start. Up
 to 1024 its own top-k serves; beyond, one that can must be active.

@@ -3,7 +3,7 @@
 import importlib
 import sys
 from collections.abc import Callable, Iterator
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 from seatrial_kernels import plugin, report, selection, upstream
@@ -11,15 +11,11 @@ from seatrial_kernels import plugin, report, selection, upstream
 Apply = Callable[..., None]
 
 
-class Stopped(BaseException):
-    """What stands for the end of the process; not swallowed as an Exception would be."""
-
-
 @pytest.fixture
 def apply(monkeypatch: pytest.MonkeyPatch) -> Iterator[Apply]:
     """Return a function that applies patches by name to this process, through SGLang's registry.
 
-    What would end the process raises ``Stopped`` with the sentence.
+    What would end the process raises SystemExit with the sentence.
     """
     from sglang.srt.arg_groups import resolution_hooks
     from sglang.srt.plugins import hook_registry
@@ -28,7 +24,7 @@ def apply(monkeypatch: pytest.MonkeyPatch) -> Iterator[Apply]:
     apply_hooks = registry.__dict__["apply_hooks"]
 
     def stopped(patch: str, error: Exception) -> NoReturn:
-        raise Stopped(f"patch {patch} stops this server: {error}")
+        raise SystemExit(f"patch {patch} stops this server: {error}")
 
     for name in ("seatrial_kernels.plugin", "seatrial_kernels.upstream"):
         monkeypatch.setattr(f"{name}.stop", stopped)
@@ -37,6 +33,9 @@ def apply(monkeypatch: pytest.MonkeyPatch) -> Iterator[Apply]:
         if hasattr(importlib.import_module(name), "stop"):
             monkeypatch.setattr(f"{name}.stop", stopped)
 
+    monkeypatch.setattr(selection, "_process", selection._Process())
+    monkeypatch.setattr(report, "_published", [])
+
     def do(*names: str) -> None:
         monkeypatch.setenv("SGLANG_PLUGINS", ",".join(names))
         for name in names:
@@ -44,19 +43,15 @@ def apply(monkeypatch: pytest.MonkeyPatch) -> Iterator[Apply]:
         registry.apply_hooks()
 
     yield do
-    for patch in {each.hook.target: each for each in upstream._installed}.values():
-        owner_name, _, name = patch.hook.target.rpartition(".")
-        owner = upstream._resolve(owner_name) if owner_name not in sys.modules else None
-        owner = sys.modules[owner_name] if owner is None else owner
-        now = getattr(owner, name)
-        setattr(owner, name, patch.original)
-        hook_registry._propagate_patch(now, patch.original, owner)
+    for target, original in {
+        each.hook.target: each.original for each in upstream._installed
+    }.items():
+        place, _, name = target.rpartition(".")
+        owner: Any = sys.modules.get(place) or upstream._resolve(place)
+        patched = getattr(owner, name)
+        setattr(owner, name, original)
+        hook_registry._propagate_patch(patched, original, owner)
     upstream._installed.clear()
     resolution_hooks._HOOKS.clear()
     registry.reset()
     registry.apply_hooks = apply_hooks
-    for field in ("selection", "rank", "role", "is_metrics_enabled", "is_reported"):
-        if field in vars(selection._Process):
-            setattr(selection._Process, field, {"role": "combined", "rank": 0}.get(field))
-    selection._Process.is_metrics_enabled = selection._Process.is_reported = False
-    report._published.clear()

@@ -1,4 +1,4 @@
-"""The patches for GPUs, applied to the real SGLang on a CPU: what they change, and what they refuse.
+"""The patches for GPUs, applied to the real SGLang on a CPU: what they change and refuse.
 
 Only questions to the card, and kernels that need one, are answered by the tests.
 """
@@ -45,7 +45,7 @@ def index_pool() -> Any:
 
 
 def bytes_of_a_token() -> float:
-    """Return what SGLang's budget counts for one token's index keys in all layers that have them."""
+    """Return what SGLang's budget counts for one token's index keys, in all layers."""
     sizes = object.__new__(pool_configurator.DSV4PoolConfigurator)
     sizes.kv_bytes, sizes.c4_shrink_factor, sizes._unified = 0, 1, True
     sizes.indexer_bytes_per_token = pool_configurator.get_dsv4_indexer_bytes_per_token(128, False)
@@ -99,7 +99,7 @@ def test_a_target_that_somebody_else_replaced_is_refused(
 ) -> None:
     """The fingerprint is of SGLang's file; what would be called must come from it."""
     monkeypatch.setattr(metadata, "iter_row_chunks", lambda **_named: iter(()))
-    with pytest.raises(BaseException, match="iter_row_chunks is somebody else's already, from"):
+    with pytest.raises(SystemExit, match="iter_row_chunks is somebody else's already, from"):
         apply("index_logits_budget")
 
 
@@ -112,7 +112,7 @@ def test_a_patch_without_its_kernel_is_refused(
 
     monkeypatch.setattr(native, "LIBRARY", tmp_path / "none.so")
     native.library.cache_clear()
-    with pytest.raises(BaseException, match=f"patch {name} stops .* no compiled kernels"):
+    with pytest.raises(SystemExit, match=f"patch {name} stops .* no compiled kernels"):
         apply(name)
     native.library.cache_clear()
 
@@ -120,8 +120,12 @@ def test_a_patch_without_its_kernel_is_refused(
 # --- reading bf16 keys -------------------------------------------------------------------------
 
 
+class Backend(indexer.C4IndexerBackendMixin):
+    """Of SGLang's backend for this model, the part that scores and selects."""
+
+
 class Indexing:
-    """One call of SGLang's own ``forward_c4_indexer`` on a CPU, over bf16 keys in shuffled pages."""
+    """One call of SGLang's own ``forward_c4_indexer``, over bf16 keys in shuffled pages."""
 
     def __init__(self, lengths: list[int], topk: int) -> None:
         draw = torch.Generator().manual_seed(5)
@@ -135,7 +139,7 @@ class Indexing:
         self.table = order.view(rows, most).int()
         self.out = torch.full((rows, topk), -7, dtype=torch.int32)
         buffer = self.keys.view(torch.uint8).reshape(pages, PAGE * 256)
-        self.backend = object.__new__(type("Backend", (indexer.C4IndexerBackendMixin,), {}))
+        self.backend: Any = Backend.__new__(Backend)
         self.backend.token_to_kv_pool = SimpleNamespace(
             get_index_k_with_scale_buffer=lambda layer_id: buffer
         )
@@ -247,7 +251,7 @@ def test_a_path_that_knows_fp8_pages_only_is_closed(
 ) -> None:
     """A bf16 page is never read or written as one of fp8."""
     apply("index_keys_bf16")
-    with pytest.raises(BaseException, match=f"{method} was called; it knows no bf16 index keys"):
+    with pytest.raises(SystemExit, match=f"{method} was called; it knows no bf16 index keys"):
         getattr(index_pool(), method)(0, None, None, 0)
 
 
@@ -260,17 +264,23 @@ def test_keys_of_the_indexer_go_to_our_kernel(
     apply: Apply, compiled: None, monkeypatch: pytest.MonkeyPatch, name: str, is_decode: bool
 ) -> None:
     """SGLang's compressor hands over what its own kernel would get; the latent stays with it."""
-    taken: list[tuple[Any, ...]] = []
-    stock: list[int] = []
-    monkeypatch.setattr("seatrial_kernels.index_store.index_store_planned", lambda *a: taken.append(a))
+    taken: list[Any] = []
+    stock: list[Any] = []
+    monkeypatch.setattr(
+        "seatrial_kernels.index_store.index_store", lambda *a, **k: taken.append((a, k))
+    )
+    monkeypatch.setattr(
+        "sglang.kernels.ops.attention.dsv4.compress._jit_compress_norm_rope_module",
+        lambda *a: SimpleNamespace(forward=lambda *b: stock.append(b)),
+    )
     apply(name)
 
-    class Plan(tuple[Any, ...]):
+    class Steps(tuple):  # type: ignore[type-arg]  # noqa: SLOT001 - as SGLang's plans are tuples
         compress_ratio = 4
 
-    plan = Plan((4, torch.zeros(3, 16, dtype=torch.uint8), None))
+    plan: Any = Steps((4, torch.zeros(3, 16, dtype=torch.uint8), None))
     plan.is_decode = is_decode
-    named = {
+    named: dict[str, Any] = {
         "norm_weight": torch.ones(128),
         "norm_eps": 1e-6,
         "freq_cis": torch.polar(torch.ones(5, 32), torch.full((5, 32), 0.5)),
@@ -280,17 +290,16 @@ def test_keys_of_the_indexer_go_to_our_kernel(
     }
     keys = torch.zeros(3, 128, dtype=torch.bfloat16)
     compressor_v2.compress_norm_rope_store(keys, plan, **named)
-    ((kv, rows, weight, eps, rotations, slots, cache, decode, ratio),) = taken
-    assert kv is keys and rows is plan[1] and slots is named["out_loc"] and cache is named["kvcache"]
-    assert weight.dtype == torch.bfloat16 and eps == 1e-6 and (decode, ratio) == (is_decode, 4)
+    (((kv, weight, rotations, steps, slots, cache), options),) = taken
+    assert (kv is keys, slots is named["out_loc"], cache is named["kvcache"]) == (True, True, True)
+    assert weight.dtype == torch.bfloat16
     assert rotations.shape == (5, 64)
     assert rotations[0, :2].tolist() == pytest.approx([math.cos(0.5), math.sin(0.5)])
-    monkeypatch.setattr(
-        "sglang.kernels.ops.attention.dsv4.compress._jit_compress_norm_rope_module",
-        lambda *a: SimpleNamespace(forward=lambda *b: stock.append(1)),
-    )
+    assert steps.rows is plan[1]
+    assert (steps.is_decode, steps.ratio, options) == (is_decode, 4, {"eps": 1e-6})
+    assert stock == []
     compressor_v2.compress_norm_rope_store(torch.zeros(3, 512), plan, **named)
-    assert stock == [1] and len(taken) == 1
+    assert (len(stock), len(taken)) == (1, 1)
 
 
 def test_both_top_ks_are_ours(
@@ -378,7 +387,7 @@ def test_every_active_patch_is_reported_once_with_what_was_allocated(
     for each in report._published:
         assert (each["rank"], each["role"]) == ("3", "combined")
         assert (each["index_topk"], each["allocated_width"]) == ("2048", "2048")
-        assert (each["index_key_dtype"], each["index_key_bytes"]) == ("fp8_e4m3", "132")
+        assert each["index_key_dtype"] == "fp8_e4m3"
         assert each["digest"] == report.digest()
     answer = SimpleNamespace(internal_state={})
     report._tell(answer, None, None)
@@ -411,7 +420,7 @@ def test_every_active_patch_is_reported_once_with_what_was_allocated(
         ),
     ],
 )
-def test_a_server_that_would_not_do_what_is_asked_stops(  # noqa: PLR0913
+def test_a_server_that_would_not_do_what_is_asked_stops(
     apply: Apply,
     first_rank: None,
     monkeypatch: pytest.MonkeyPatch,
@@ -423,7 +432,7 @@ def test_a_server_that_would_not_do_what_is_asked_stops(  # noqa: PLR0913
     """What the configuration asks, what the patches do and what lies in the pool are compared."""
     apply()
     monkeypatch.setenv("SGLANG_PLUGINS", patches)
-    with pytest.raises(BaseException, match=re.escape(sentence)):
+    with pytest.raises(SystemExit, match=re.escape(sentence)):
         selection.backend_made(None, backend(topk, **changes))
 
 
@@ -440,7 +449,7 @@ def test_more_entries_than_the_active_top_k_selects_are_refused() -> None:
 def test_bf16_keys_refuse_what_they_are_not_written_for(apply: Apply, flag: str) -> None:
     """By the name of the server argument."""
     apply()
-    with pytest.raises(BaseException, match=f"--{flag.replace('_', '-')} is not written for bf16"):
+    with pytest.raises(SystemExit, match=f"--{flag.replace('_', '-')} is not written for bf16"):
         index_keys_bf16._backend_made(None, backend(512, **{flag: True}))
 
 
@@ -487,11 +496,11 @@ def test_top_k_v2_needs_no_patch_elsewhere(apply: Apply, monkeypatch: pytest.Mon
     """A patch that would do nothing is no patch that is active."""
     monkeypatch.setenv("SGLANG_OPT_USE_TOPK_V2", "1")
     apply(topk_v2_sm120.NAME)
-    with pytest.raises(BaseException, match="this GPU is not sm_120"):
+    with pytest.raises(SystemExit, match="this GPU is not sm_120"):
         resolve(monkeypatch, is_sm120=False)
 
 
-@pytest.mark.parametrize("name", [name for name in plugin.PATCHES_OF["cuda"]])
+@pytest.mark.parametrize("name", plugin.PATCHES_OF["cuda"])
 def test_a_patch_applies_to_the_installed_sglang(apply: Apply, compiled: None, name: str) -> None:
     """Every hook of every patch is what SGLang will call."""
     apply(name)

@@ -43,8 +43,9 @@ def address() -> Iterator[str]:
 
 def said(topk: int, dtype: str, kernels: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the text that a server which selects like this puts behind its KV dtype."""
-    selection._Process.selection = None
-    selection.declare(topk, dtype)
+    selection._process.selection = None
+    arguments = SimpleNamespace(disaggregation_mode="decode", enable_metrics=False)
+    selection.declare(topk, dtype, rank=0, arguments=arguments)
     monkeypatch.setattr(report, "digest", lambda: kernels)
     arguments = SimpleNamespace(kv_cache_dtype_str="auto")
     pd_contract._say(None, arguments)
@@ -98,8 +99,7 @@ def test_a_pair_that_selects_alike_is_accepted(
         ),
         (
             (512, "fp8_e4m3", "0" * 16),
-            "has index_topk 512, index_key_dtype fp8_e4m3; this decode server has "
-            "index_topk 1024, index_key_dtype bf16",
+            "has index_topk 512, index_key_dtype fp8_e4m3; this decode server has index_topk 1024, ",
         ),
     ],
     ids=["index_topk", "index_key_dtype", "kernels", "two"],
@@ -115,9 +115,11 @@ def test_a_pair_that_differs_is_refused(
     apply("pd_contract")
     register(address, said(*theirs, monkeypatch))
     manager = decode_server(said(1024, "bf16", "0" * 16, monkeypatch))
-    with pytest.raises(BaseException, match="patch pd_contract stops this server") as stopped:
+    with pytest.raises(SystemExit, match="patch pd_contract stops this server") as stopped:
         manager.try_ensure_parallel_info(address)
-    assert f"the prefill server at {address} {sentence}; deploy one release" in str(stopped.value)
+    told = str(stopped.value)
+    assert f"the prefill server at {address} {sentence}" in told
+    assert told.endswith("; deploy one release to both")
     assert manager.prefill_info_table == {}
 
 
@@ -129,7 +131,7 @@ def test_a_prefill_server_that_says_nothing_is_refused(
     apply("pd_contract")
     register(address, text)
     manager = decode_server(said(1024, "bf16", "0" * 16, monkeypatch))
-    with pytest.raises(BaseException, match="does not say its index_topk, index_key_dtype and ker"):
+    with pytest.raises(SystemExit, match="does not say its index_topk, index_key_dtype and ker"):
         manager.try_ensure_parallel_info(address)
 
 
@@ -161,5 +163,5 @@ def test_a_server_whose_selection_nobody_declared_stops(
 ) -> None:
     """A model without an indexer that the patches know has nothing to agree on."""
     apply("pd_contract")
-    with pytest.raises(BaseException, match="no attention backend has said its index_topk"):
+    with pytest.raises(SystemExit, match="no attention backend has said its index_topk"):
         pd_contract._say(None, SimpleNamespace(kv_cache_dtype_str="auto"))
