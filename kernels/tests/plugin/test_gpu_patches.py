@@ -120,10 +120,6 @@ def test_a_patch_without_its_kernel_is_refused(
 # --- reading bf16 keys -------------------------------------------------------------------------
 
 
-class Backend(indexer.C4IndexerBackendMixin):
-    """Of SGLang's backend for this model, the part that scores and selects."""
-
-
 class Indexing:
     """One call of SGLang's own ``forward_c4_indexer``, over bf16 keys in shuffled pages."""
 
@@ -139,7 +135,8 @@ class Indexing:
         self.table = order.view(rows, most).int()
         self.out = torch.full((rows, topk), -7, dtype=torch.int32)
         buffer = self.keys.view(torch.uint8).reshape(pages, PAGE * 256)
-        self.backend: Any = Backend.__new__(Backend)
+        part: Any = type("Backend", (indexer.C4IndexerBackendMixin,), {})
+        self.backend: Any = part.__new__(part)
         self.backend.token_to_kv_pool = SimpleNamespace(
             get_index_k_with_scale_buffer=lambda layer_id: buffer
         )
