@@ -41,18 +41,16 @@ def _store(original: Callable[..., None], kv: Any, plan: Any, **named: Any) -> N
         return
     import torch
 
-    from seatrial_kernels.index_store import index_store_planned
+    from seatrial_kernels.index_store import Plan, index_store
 
-    index_store_planned(
+    index_store(
         kv,
-        plan[1],
         named["norm_weight"].to(kv.dtype),
-        named["norm_eps"],
         torch.view_as_real(named["freq_cis"]).flatten(-2),
+        Plan(plan[1], plan.is_decode, plan.compress_ratio),
         named["out_loc"],
         named["kvcache"],
-        plan.is_decode,
-        plan.compress_ratio,
+        eps=named["norm_eps"],
     )
 
 
