@@ -7,12 +7,16 @@ buffers when they are made, and every active patch is reported with it.
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from seatrial_kernels import plugin, report
+from seatrial_kernels import native, plugin, report
 from seatrial_kernels.plugin import PatchError, stop
 from seatrial_kernels.upstream import Hook
 
 STOCK_TOPK = (512, 1024)
 """What SGLang accepts for DeepSeek-V4 as it is shipped."""
+WIDE_TOPK = tuple(range(64, 2048 + 1, 64))
+"""What the kernels of this package select, and SGLang's attention takes."""
+KERNEL_PATCHES = {"index_keys_bf16", "index_store", "topk"}
+"""Those that call compiled kernels."""
 KEY_BYTES = {"fp8_e4m3": 132, "bf16": 256}
 """Bytes of one index key of 128 values in the pool; fp8 has a 4-byte scale."""
 PAGE = 64
@@ -71,7 +75,7 @@ def check_topk(index_topk: int, names: tuple[str, ...]) -> None:
             f"index_topk {index_topk} needs the patch wide_index_topk; "
             f"without it SGLang accepts {' and '.join(map(str, STOCK_TOPK))}"
         )
-    if index_topk % 64 or not 64 <= index_topk <= 2048:
+    if index_topk not in WIDE_TOPK:
         raise PatchError(f"index_topk {index_topk} should be a multiple of 64 up to 2048")
 
 
@@ -80,11 +84,18 @@ def key_dtype(names: tuple[str, ...]) -> str:
     return "bf16" if "index_keys_bf16" in names else "fp8_e4m3"
 
 
+def topk_of(backend: Any) -> int:
+    """Return the index_topk of SGLang's backend; 0.5.17 calls it c4_topk."""
+    return int(backend.index_topk if hasattr(backend, "index_topk") else backend.c4_topk)
+
+
 def backend_made(_result: None, backend: Any, *_args: Any, **_kwargs: Any) -> None:
     """Read and check the selection of SGLang's DeepSeek-V4 backend, which has just been made."""
     try:
+        if KERNEL_PATCHES & {*plugin.selected()}:
+            native.check_device()
         _read(backend)
-    except PatchError as error:
+    except (PatchError, native.NativeError) as error:
         stop(", ".join(plugin.selected()), error)
 
 
@@ -120,7 +131,7 @@ def _read(backend: Any) -> None:
 
     names, runner = plugin.selected(), backend.model_runner
     config = runner.model_config.hf_text_config
-    topk = backend.index_topk if hasattr(backend, "index_topk") else backend.c4_topk
+    topk = topk_of(backend)
     check_topk(topk, names)
     dtype = key_dtype(names)
     asked = getattr(config, "index_key_dtype", dtype)

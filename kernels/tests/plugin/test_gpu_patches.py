@@ -361,7 +361,8 @@ def backend(index_topk: int, **changes: Any) -> Any:
 
 @pytest.fixture
 def first_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stand for SGLang's parallel groups, which nobody has made here."""
+    """Stand for SGLang's parallel groups, which nobody has made here, and for the card."""
+    monkeypatch.setattr("seatrial_kernels.native.check_device", lambda: None)
     monkeypatch.setattr(
         "sglang.srt.runtime_context.get_parallel", lambda: SimpleNamespace(tp_rank=3)
     )
@@ -433,13 +434,44 @@ def test_a_server_that_would_not_do_what_is_asked_stops(
         selection.backend_made(None, backend(topk, **changes))
 
 
-def test_more_entries_than_the_active_top_k_selects_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("topk", "names", "is_v2", "release", "sentence"),
+    [
+        (1024, (), False, "0.5.23", ""),
+        (64, (), False, "0.5.23", ""),
+        (2048, ("topk",), False, "0.5.23", ""),
+        (2048, (), True, "0.5.23", ""),
+        (2048, ("index_store",), False, "0.5.23", "2048 is beyond SGLang's top-k v1, which ends"),
+        (1024, (), True, "0.5.17", ""),
+        (2048, ("topk",), True, "0.5.17", ""),
+        (576, (), True, "0.5.17", "index_topk 576 needs the patch topk with sglang 0.5.17"),
+    ],
+)
+def test_more_entries_than_the_active_top_k_selects_are_refused(
+    topk: int, names: tuple[str, ...], is_v2: bool, release: str, sentence: str
+) -> None:
     """SGLang's v1 ends at 1024, v2 and ours at 2048."""
-    wide_index_topk.require_kernel(1024, (), is_v2=False)
-    wide_index_topk.require_kernel(2048, ("topk",), is_v2=False)
-    wide_index_topk.require_kernel(2048, (), is_v2=True)
-    with pytest.raises(PatchError, match="2048 is beyond SGLang's top-k v1, which ends at 1024"):
-        wide_index_topk.require_kernel(2048, ("index_store",), is_v2=False)
+    if not sentence:
+        wide_index_topk.require_kernel(topk, names, is_v2=is_v2, release=release)
+        return
+    with pytest.raises(PatchError, match=sentence):
+        wide_index_topk.require_kernel(topk, names, is_v2=is_v2, release=release)
+
+
+def test_a_card_without_code_in_the_library_stops_the_server(
+    apply: Apply, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the backend is made, not at the first request."""
+    from seatrial_kernels.native import NativeError
+
+    def refuse() -> None:
+        raise NativeError("the library has code for sm_120a only: build it for this GPU")
+
+    monkeypatch.setattr("seatrial_kernels.native.check_device", refuse)
+    apply()
+    monkeypatch.setenv("SGLANG_PLUGINS", "topk")
+    with pytest.raises(SystemExit, match=r"patch topk stops .* code for sm_120a only"):
+        selection.backend_made(None, backend(512))
 
 
 @pytest.mark.parametrize("flag", index_keys_bf16.NOT_TOGETHER)
