@@ -17,7 +17,7 @@ from pydantic import (
 
 from seatrial.errors import SeatrialError
 
-BUILD_RECIPE = 1
+BUILD_RECIPE = 2
 """Counts changes of how role `build` makes a build: raise it with each that alters the tree."""
 
 KERNELS_LEFT_OUT = (

@@ -101,8 +101,12 @@ def sglang(given: Inputs) -> None:
 
 
 def fault(given: Inputs) -> str | None:
-    """Return what is wrong with what is stored, or None; SGLang's kernel is not held to it."""
-    positions = given.plan.view(torch.int32)[:, 0].long() - RATIO
-    wanted = ref.reference_index_keys(given.keys, given.weight, given.rotations, positions, EPS)
+    """Return what is wrong with what we store, or None."""
     ours(given)
-    return check.fault(wanted, given.slots, given.cache)
+    return check.fault(wanted(given), given.slots, given.cache)
+
+
+def wanted(given: Inputs) -> torch.Tensor:
+    """Return the keys that the reference says."""
+    positions = given.plan.view(torch.int32)[:, 0].long() - RATIO
+    return ref.reference_index_keys(given.keys, given.weight, given.rotations, positions, EPS)

@@ -194,3 +194,17 @@ def test_a_checkpoints_own_norms_hold(
         given.weight.copy_(weight)
         given.run()
         assert fault(given) is None, name
+
+
+def test_sglangs_own_kernel_stores_the_same(gpu: str) -> None:
+    """The reference is what SGLang 0.5.23 computes: its kernel passes the check as ours does."""
+    try:
+        from benchmarks import index_store as bench
+    except ModuleNotFoundError:
+        pytest.skip("not run: no benchmarks beside the tests")
+    given = bench.inputs(3000, "fp8_e4m3", 5)
+    try:
+        bench.sglang(given)
+    except ModuleNotFoundError as error:
+        pytest.skip(f"not run: {error}")
+    assert check.fault(bench.wanted(given), given.slots, given.cache) is None

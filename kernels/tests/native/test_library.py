@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import native_build
 import pytest
@@ -100,6 +101,24 @@ def test_it_describes_itself(built: Path) -> None:
     assert told["architectures"] == ["sm_90", "sm_120"]
     assert told["targets"] == ["sm_90a", "sm_120a"]
     assert told["source_sha256"] == native_build.source_sha256()
+
+
+def test_what_is_compiled_reaches_the_builds_description(
+    loaded: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A build with the library is for its cards and has the patches and dtypes of CUDA."""
+    from seatrial_kernels import describe
+
+    monkeypatch.setattr(describe, "version", lambda name: "1")
+    told: dict[str, Any] = describe.description()
+    assert told["architectures"] == ["sm_90", "sm_120"]
+    assert told["supported_index_key_dtypes"] == ["fp8_e4m3", "bf16"]
+    assert told["index_key_bytes_per_token"] == {"fp8_e4m3": 33.0, "bf16": 64.0}
+    assert "index_store" in told["patches"]
+    assert "cpu_dsa" not in told["patches"]
+    assert {512, 1024} <= set(told["supported_index_topk"])
+    monkeypatch.setattr(native, "description", dict)
+    assert describe.description()["architectures"] == ["cpu"]
 
 
 def test_a_compiler_error_is_shown(tmp_path: Path) -> None:
