@@ -25,22 +25,21 @@ def description() -> dict[str, object]:
     """
     compiled = native.description()
     if compiled:
+        stock = selection.STOCK_TOPK
+        topks = sorted({*stock, *compiled.get("supported_index_topk", ())})
+        dtypes = {"fp8_e4m3", *compiled.get("stored_index_key_dtypes", ())}
         return {
             "architectures": compiled["architectures"],
             "index_key_bytes_per_token": {
-                dtype: size / ENTRY_TOKENS for dtype, size in selection.KEY_BYTES.items()
+                dtype: selection.KEY_BYTES[dtype] / ENTRY_TOKENS for dtype in sorted(dtypes)
             },
             "patches": list(PATCHES_OF["cuda"]),
             "patches_needed": {
                 "index_key_dtype": {"index_keys_bf16": ["bf16"]},
-                "index_topk": {
-                    "wide_index_topk": [
-                        topk for topk in selection.WIDE_TOPK if topk not in selection.STOCK_TOPK
-                    ]
-                },
+                "index_topk": {"wide_index_topk": [topk for topk in topks if topk not in stock]},
             },
-            "supported_index_key_dtypes": list(selection.KEY_BYTES),
-            "supported_index_topk": list(selection.WIDE_TOPK),
+            "supported_index_key_dtypes": sorted(dtypes),
+            "supported_index_topk": topks,
             "version": version("seatrial-kernels"),
         }
     return {
