@@ -7,12 +7,13 @@ import math
 import os
 import re
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from seatrial_kernels import plugin, report, selection, upstream
+from seatrial_kernels import fingerprint, plugin, report, selection, upstream
 from seatrial_kernels.patches import index_keys_bf16, topk_v2_sm120, wide_index_topk
 from seatrial_kernels.plugin import PatchError
 from sglang.srt.layers.attention import deepseek_v4_backend, mqa_logits_utils
@@ -102,6 +103,27 @@ def test_a_target_that_somebody_else_replaced_is_refused(
     monkeypatch.setattr(metadata, "iter_row_chunks", lambda **_named: iter(()))
     with pytest.raises(SystemExit, match="iter_row_chunks is somebody else's already, from"):
         apply("index_logits_budget")
+
+
+def test_a_function_that_sglang_changed_is_refused(
+    apply: Apply, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One number in SGLang's file, and the server says which function to read again."""
+    read = upstream._definition
+
+    def changed(file: str, name: str) -> Any:
+        text = Path(file).read_text("utf-8-sig").replace("in (512, 1024)", "in (512, 1024, 2048)")
+        return fingerprint.find(text, name) if name.endswith("related") else read(file, name)
+
+    monkeypatch.setattr(upstream, "_definition", changed)
+    with pytest.raises(SystemExit) as stopped:
+        apply("wide_index_topk")
+    assert re.fullmatch(
+        r"patch wide_index_topk stops this server: sglang\.srt\.layers\.attention\.deepseek_v4_"
+        r"backend\.DSV4AttnMetadata\.init_flashmla_related means something else \(fingerprint "
+        r"[0-9a-f]{16}\) than what the patch was written against \([0-9a-f]{16}\): read it again",
+        str(stopped.value),
+    )
 
 
 @pytest.mark.parametrize("name", ["index_keys_bf16", "index_store", "topk"])
