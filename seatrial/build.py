@@ -68,6 +68,9 @@ class Build(BaseModel):
     kernels: Kernels
     lock_sha256: Hex64
     patches: list[str]
+    patches_needed: dict[str, dict[str, list[int | str]]] = {}
+    """For keys of the spec: the patch without which a value is not supported. Builds from before
+    this key say nothing."""
     supported_index_topk: list[int]
     supported_index_key_dtypes: list[str]
     index_key_bytes_per_token: dict[str, int | float]

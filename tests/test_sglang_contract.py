@@ -100,7 +100,7 @@ def source(pin: str, module: str) -> str | None:
     path = module.replace(".", "/")
     for name in (f"{path}.py", f"{path}/__init__.py"):
         if name in wheel(pin).namelist():
-            return wheel(pin).read(name).decode()
+            return wheel(pin).read(name).decode("utf-8-sig")
     return None
 
 
@@ -135,7 +135,9 @@ def test_a_hook_fits_its_target(case: Case) -> None:
         assert names_of(hook.call) == fingerprint.parameters(found)
     assert bool(hook.edits) == (hook.kind == "edit")
     if hook.edits:
-        assert fingerprint.fingerprint(fingerprint.edited(found, hook.edits)) != hook.sha256
+        copy = fingerprint.edited(found, hook.edits)
+        assert fingerprint.fingerprint(copy) != hook.sha256
+        compile(ast.Module(body=[copy], type_ignores=[]), hook.target, "exec", dont_inherit=True)
     for place in hook.bindings:
         text = source(case.pin, place)
         assert text is not None, f"sglang {case.pin} has no {place}"

@@ -4,14 +4,19 @@ The CPU backend declares it when it is made. On a GPU it is read from SGLang's o
 buffers when they are made, and every active patch is reported with it.
 """
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from seatrial_kernels import plugin, report
+from seatrial_kernels import native, plugin, report
 from seatrial_kernels.plugin import PatchError, stop
 from seatrial_kernels.upstream import Hook
 
 STOCK_TOPK = (512, 1024)
 """What SGLang accepts for DeepSeek-V4 as it is shipped."""
+WIDE_TOPK = tuple(range(64, 2048 + 1, 64))
+"""What the kernels of this package select, and SGLang's attention takes."""
+KERNEL_PATCHES = {"index_keys_bf16", "index_store", "topk"}
+"""Those that call compiled kernels."""
 KEY_BYTES = {"fp8_e4m3": 132, "bf16": 256}
 """Bytes of one index key of 128 values in the pool; fp8 has a 4-byte scale."""
 PAGE = 64
@@ -25,18 +30,22 @@ class Selection(NamedTuple):
     index_key_dtype: str
 
 
+@dataclass
 class _Process:
     """This process's one selection, and for whom it reports."""
 
     selection: Selection | None = None
-    rank = 0
-    role = "combined"
-    is_metrics_enabled = False
-    is_reported = False
+    rank: int = 0
+    role: str = "combined"
+    is_metrics_enabled: bool = False
+    is_reported: bool = False
 
 
-def declare(index_topk: int, index_key_dtype: str) -> None:
-    """Say what this process serves with.
+_process = _Process()
+
+
+def declare(index_topk: int, index_key_dtype: str, *, rank: int, arguments: Any) -> None:
+    """Say what this process serves with, and as what; ``arguments`` are SGLang's server arguments.
 
     Raises
     ------
@@ -44,14 +53,17 @@ def declare(index_topk: int, index_key_dtype: str) -> None:
         When it has said something else before.
     """
     now = Selection(index_topk, index_key_dtype)
-    if _Process.selection not in (None, now):
-        raise PatchError(f"one process serves with {_Process.selection} and with {now}")
-    _Process.selection = now
+    if _process.selection not in (None, now):
+        raise PatchError(f"one process serves with {_process.selection} and with {now}")
+    mode = arguments.disaggregation_mode
+    _process.selection, _process.rank = now, rank
+    _process.role = "combined" if mode in (None, "null") else mode
+    _process.is_metrics_enabled = arguments.enable_metrics
 
 
 def current() -> Selection | None:
     """Return what was declared."""
-    return _Process.selection
+    return _process.selection
 
 
 def check_topk(index_topk: int, names: tuple[str, ...]) -> None:
@@ -63,7 +75,7 @@ def check_topk(index_topk: int, names: tuple[str, ...]) -> None:
             f"index_topk {index_topk} needs the patch wide_index_topk; "
             f"without it SGLang accepts {' and '.join(map(str, STOCK_TOPK))}"
         )
-    if index_topk % 64 or not 64 <= index_topk <= 2048:
+    if index_topk not in WIDE_TOPK:
         raise PatchError(f"index_topk {index_topk} should be a multiple of 64 up to 2048")
 
 
@@ -72,38 +84,46 @@ def key_dtype(names: tuple[str, ...]) -> str:
     return "bf16" if "index_keys_bf16" in names else "fp8_e4m3"
 
 
+def topk_of(backend: Any) -> int:
+    """Return the index_topk of SGLang's backend; 0.5.17 calls it c4_topk."""
+    return int(backend.index_topk if hasattr(backend, "index_topk") else backend.c4_topk)
+
+
 def backend_made(_result: None, backend: Any, *_args: Any, **_kwargs: Any) -> None:
     """Read and check the selection of SGLang's DeepSeek-V4 backend, which has just been made."""
     try:
+        if KERNEL_PATCHES & {*plugin.selected()}:
+            native.check_device()
         _read(backend)
-    except PatchError as error:
-        stop(", ".join(_reporting()), error)
+    except (PatchError, native.NativeError) as error:
+        stop(", ".join(plugin.selected()), error)
 
 
 def buffers_made(_result: None, metadata: Any, *_args: Any, **_kwargs: Any) -> None:
     """Report, once, what was allocated for the indices of selected entries."""
     indices = metadata.c4_sparse_page_indices
-    selection = _Process.selection
-    if _Process.is_reported or selection is None or indices is None:
-        return
-    _Process.is_reported = True
-    for patch in _reporting():
+    if not _process.is_reported and _process.selection is not None and indices is not None:
+        allocated(indices.shape[1])
+
+
+def allocated(width: int) -> None:
+    """Report every active patch, with the width of the buffer of selected entries."""
+    if _process.selection is None:
+        raise PatchError("a buffer was allocated before anything said index_topk")
+    _process.is_reported = True
+    topk, dtype = _process.selection
+    for patch in plugin.selected():
         report.publish(
             patch,
-            rank=_Process.rank,
-            role=_Process.role,
+            rank=_process.rank,
+            role=_process.role,
             facts={
-                "index_topk": str(selection.index_topk),
-                "index_key_dtype": selection.index_key_dtype,
-                "allocated_width": str(indices.shape[1]),
-                "index_key_bytes": str(KEY_BYTES[selection.index_key_dtype]),
+                "index_topk": str(topk),
+                "index_key_dtype": dtype,
+                "allocated_width": str(width),
             },
-            is_metrics_enabled=_Process.is_metrics_enabled,
+            is_metrics_enabled=_process.is_metrics_enabled,
         )
-
-
-def _reporting() -> list[str]:
-    return [name for name in plugin.selected() if name in plugin.PATCHES_OF["cuda"]]
 
 
 def _read(backend: Any) -> None:
@@ -111,7 +131,7 @@ def _read(backend: Any) -> None:
 
     names, runner = plugin.selected(), backend.model_runner
     config = runner.model_config.hf_text_config
-    topk = backend.index_topk if hasattr(backend, "index_topk") else backend.c4_topk
+    topk = topk_of(backend)
     check_topk(topk, names)
     dtype = key_dtype(names)
     asked = getattr(config, "index_key_dtype", dtype)
@@ -128,12 +148,7 @@ def _read(backend: Any) -> None:
                     f"a page of {PAGE} index keys has {buffer.shape[1]} bytes in the pool, "
                     f"not {PAGE * KEY_BYTES[dtype]}"
                 )
-    declare(topk, dtype)
-    arguments = runner.server_args
-    mode = arguments.disaggregation_mode
-    _Process.rank = get_parallel().tp_rank
-    _Process.role = "combined" if mode in (None, "null") else mode
-    _Process.is_metrics_enabled = arguments.enable_metrics
+    declare(topk, dtype, rank=get_parallel().tp_rank, arguments=runner.server_args)
 
 
 def _index_pools(pool: Any) -> list[Any]:

@@ -257,7 +257,7 @@ def _split(target: str) -> tuple[ModuleType, str]:
 
 @cache
 def _definition(file: str, name: str) -> ast.AST:
-    found = fingerprint.find(Path(file).read_text(), name)
+    found = fingerprint.find(Path(file).read_text("utf-8-sig"), name)
     if found is None:
         raise PatchError(f"{file} does not define {name}")
     return found

@@ -6,7 +6,7 @@ Why:         the ranking of entries is what recall beyond 4 x index_topk tokens 
 Upstream:    not sent yet: it needs a logits kernel that reads bf16 keys.
 Applies-to:  sglang 0.5.23 and 0.5.17
 Remove-when: SGLang has a switch for the dtype of index keys on CUDA.
-Gate:        kernels/tests/test_gpu_patches.py, and the recall gates on a GPU
+Gate:        kernels/tests/plugin/test_gpu_patches.py, and the recall gates on a GPU
 
 The size of an entry is said where the pool is allocated and where memory is divided among the
 pools; both are changed, or the pool would outgrow its share. Keys are written by the op

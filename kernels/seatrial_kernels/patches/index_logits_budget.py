@@ -8,7 +8,7 @@ Why:         on sm_120 the default path is TileLang with SGLANG_FP8_PAGED_MQA_LO
 Upstream:    not sent yet.
 Applies-to:  sglang 0.5.23; 0.5.17 cannot cut the rows
 Remove-when: ``PagedIndexerMetadata`` plans its chunks on every path.
-Gate:        kernels/tests/test_gpu_patches.py::test_scores_are_cut_to_the_budget
+Gate:        kernels/tests/plugin/test_gpu_patches.py::test_scores_are_cut_to_the_budget
 
 The budget, the chunk size and the loop over the chunks are SGLang's; only the question whether to
 ask for them is answered differently. A CUDA graph keeps its single step, as there.

@@ -5,7 +5,7 @@ Why:         it has no bf16 form, and the fp8 form is compiled when it is first 
 Upstream:    not sent yet: first the kernel must be measured on sm_120.
 Applies-to:  sglang 0.5.23 and 0.5.17
 Remove-when: SGLang stores bf16 index keys, and its fp8 form is no slower.
-Gate:        kernels/tests/test_gpu_patches.py::test_keys_of_the_indexer_go_to_our_kernel
+Gate:        kernels/tests/plugin/test_gpu_patches.py::test_keys_of_the_indexer_go_to_our_kernel
 
 Keys of other widths, and fp4 keys, go SGLang's way. Whether fp8 or bf16 is stored follows from the
 size of the pool's pages, which the patch ``index_keys_bf16`` changes.

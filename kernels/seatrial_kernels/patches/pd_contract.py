@@ -7,7 +7,7 @@ Why:         it does not compare index_topk, the index keys' dtype or the kernel
 Upstream:    not sent, because two of the three are this project's own.
 Applies-to:  sglang 0.5.23 and 0.5.17
 Remove-when: SGLang's handshake carries the layout of the index keys and the model's overrides.
-Gate:        kernels/tests/test_pd_contract.py, and the rehearsal's first request through cell one
+Gate:        kernels/tests/plugin/test_pd_contract.py, and the rehearsal's cell of two hosts
 
 What must agree travels behind the KV dtype, the one text that both versions send and compare for
 equality. So a server without this patch, on either side, is refused too.

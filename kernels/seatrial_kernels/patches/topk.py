@@ -6,7 +6,7 @@ Why:         on sm_120 SGLang has v1 only, which ends at 1024 entries and gives 
 Upstream:    not sent yet: first the kernel must be measured on sm_120.
 Applies-to:  sglang 0.5.23 and 0.5.17
 Remove-when: SGLang's own selects 2048 entries on sm_120 and is no slower.
-Gate:        kernels/tests/test_gpu_patches.py::test_both_top_ks_are_ours
+Gate:        kernels/tests/plugin/test_gpu_patches.py::test_both_top_ks_are_ours
 
 The kernel needs no plan, so that none is made: SGLang would compile v2 for it.
 """

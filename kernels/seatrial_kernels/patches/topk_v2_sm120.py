@@ -7,7 +7,7 @@ Why:         v1 gives each row one block and ends at 1024 entries. v2 asks at ru
 Upstream:    not sent: nobody has run v2 on sm_120. It compiles for it; that is all that is known.
 Applies-to:  sglang 0.5.23; in 0.5.17 v2 needs more shared memory than sm_120 has
 Remove-when: SGLang leaves the switch alone on sm_120, or the patch ``topk`` is chosen for good.
-Gate:        kernels/tests/test_gpu_patches.py::test_top_k_v2_comes_back_on_sm_120
+Gate:        kernels/tests/plugin/test_gpu_patches.py::test_top_k_v2_comes_back_on_sm_120
 """
 
 from collections.abc import Callable

@@ -6,7 +6,7 @@ Why:         where 1024 entries lose a needle, 2048 may keep it; everything behi
 Upstream:    not sent yet: it needs a top-k for sm_120 that goes beyond 1024.
 Applies-to:  sglang 0.5.23 and 0.5.17
 Remove-when: the assert names 2048.
-Gate:        kernels/tests/test_gpu_patches.py::test_a_width_of_2048_is_allocated
+Gate:        kernels/tests/plugin/test_gpu_patches.py::test_another_width_is_allocated
 
 SGLang's function runs as it is, without the assert: the copy is made from its source at start. Up
 to 1024 its own top-k serves; beyond, one that can must be active.
@@ -21,15 +21,20 @@ from seatrial_kernels.upstream import Hook
 
 NAME = "wide_index_topk"
 V1_MOST = 1024
-"""The most entries that SGLang's top-k v1 selects (``kMaxTopK`` in its topk_v1.cuh)."""
+"""The most entries that SGLang's top-k v1 selects (``kMaxTopK`` in 0.5.23's topk_v1.cuh)."""
 
 
-def require_kernel(index_topk: int, names: tuple[str, ...], *, is_v2: bool) -> None:
+def require_kernel(index_topk: int, names: tuple[str, ...], *, is_v2: bool, release: str) -> None:
     """Raise PatchError unless the active top-k selects that many entries.
 
-    ``is_v2``: SGLang's top-k v2 is on, which goes up to 2048.
+    ``is_v2``: SGLang's top-k v2 is on, which goes up to 2048; in ``release`` 0.5.17 it serves
+    decode steps only, and v1, which serves the others, knows nothing but 512 and 1024.
     """
-    if index_topk > V1_MOST and "topk" not in names and not is_v2:
+    if "topk" in names or index_topk in selection.STOCK_TOPK:
+        return
+    if release == "0.5.17":
+        raise PatchError(f"index_topk {index_topk} needs the patch topk with sglang 0.5.17")
+    if index_topk > V1_MOST and not is_v2:
         raise PatchError(
             f"index_topk {index_topk} is beyond SGLang's top-k v1, which ends at {V1_MOST}; "
             "add the patch topk"
@@ -39,9 +44,13 @@ def require_kernel(index_topk: int, names: tuple[str, ...], *, is_v2: bool) -> N
 def _backend_made(_result: None, backend: Any, *_args: Any, **_kwargs: Any) -> None:
     from sglang.srt.environ import envs
 
-    topk = backend.index_topk if hasattr(backend, "index_topk") else backend.c4_topk
     try:
-        require_kernel(topk, plugin.selected(), is_v2=envs.SGLANG_OPT_USE_TOPK_V2.get())
+        require_kernel(
+            selection.topk_of(backend),
+            plugin.selected(),
+            is_v2=envs.SGLANG_OPT_USE_TOPK_V2.get(),
+            release=upstream.require_version(*HOOKS),
+        )
     except PatchError as error:
         stop(NAME, error)
 
