@@ -5,7 +5,7 @@ namespace seatrial::topk {
 namespace {
 
 // The ways to select; 0 lets the shape decide. The others serve tests and benchmarks.
-enum Way { kByShape = 0, kRows2048 = 1, kRows4096 = 2, kRows8192 = 3, kLong512 = 4, kLong1024 = 5, kSplit = 6 };
+enum Way { kByShape = 0, kRows2048 = 1, kRows4096 = 2, kRows8192 = 3, kLong512 = 4, kLong1024 = 5, kSplit = 6, kRows8192Wide = 7 };
 
 constexpr int kSplitThreads = 512, kSplitEach = 16, kChunk = kSplitThreads * kSplitEach;
 constexpr int kSplitBlocks = 264;    // at most so many chunks: more rows keep the card busy without
@@ -29,9 +29,11 @@ int queue(Arguments a, Way way, bool ordered, void* stream) {
     case kRows2048:
       return launch(rows_kernel<256, 8, false, 5, Score>, rows, 256, 0, stream, true, a);
     case kRows4096:
-      return launch(rows_kernel<512, 8, false, 3, Score>, rows, 512, 0, stream, true, a);
+      return launch(rows_kernel<512, 8, false, 2, Score>, rows, 512, 0, stream, true, a);
     case kRows8192:
       return launch(rows_kernel<512, 16, false, 2, Score>, rows, 512, 0, stream, true, a);
+    case kRows8192Wide:
+      return launch(rows_kernel<1024, 8, false, 1, Score>, rows, 1024, 0, stream, true, a);
     case kLong512:
       return launch(rows_kernel<512, 16, true, 2, Score>, rows, 512, 0, stream, true, a);
     case kLong1024:
@@ -45,7 +47,7 @@ int queue(Arguments a, Way way, bool ordered, void* stream) {
 }
 
 int most_of(Way way) {
-  return way == kRows2048 ? 2048 : way == kRows4096 ? 4096 : way == kRows8192 ? 8192 : 0x7fffffff;
+  return way == kRows2048 ? 2048 : way == kRows4096 ? 4096 : way == kRows8192 || way == kRows8192Wide ? 8192 : 0x7fffffff;
 }
 
 }  // namespace
@@ -59,7 +61,7 @@ extern "C" SEATRIAL_EXPORT long long seatrial_topk_workspace_bytes(int rows, int
   if (way == kByShape) way = way_of(rows, width);
   if (way != kSplit) return 0;
   const long long capacity = Workspace::capacity_of(chunks_of(width), k);
-  return Workspace::header_bytes(rows) + 8 * capacity * rows;
+  return Workspace::kHeaderBytes + 8 * capacity * rows;
 }
 
 // See Arguments for shapes. `bf16`: type of the scores. `pages`: columns of the page table.
@@ -97,7 +99,7 @@ extern "C" SEATRIAL_EXPORT int seatrial_topk(const void* scores, int bf16, const
   const Way chosen = way == kByShape ? way_of(rows, width) : static_cast<Way>(way);
   if (width > most_of(chosen)) return kInvalid;
   if (chosen == kSplit && !ordered) {
-    if (workspace == nullptr || rows > 65535 ||
+    if (workspace == nullptr || rows > Workspace::kMostRows ||
         workspace_bytes < seatrial_topk_workspace_bytes(rows, width, k, kSplit)) {
       return kInvalid;
     }
