@@ -24,8 +24,6 @@
 #include "common/launch.cuh"
 #include "common/order.cuh"
 
-#include <type_traits>
-
 namespace seatrial::topk {
 
 constexpr int kMaxK = 2048;
@@ -191,22 +189,21 @@ __device__ __forceinline__ uint4 load_tail(const Score* from, int count) {
   return make_uint4(low, low >> 32, high, high >> 32);
 }
 
-// Load vectors kFirst.. of a round; NaN where the row has ended.
+// Load round 0; NaN where the row has ended. Of a longer row, only whole vectors.
 template <int kCount, int T, int E, typename Score>
 __device__ __forceinline__ void load(const Score* scores, int n,
-                                     const Layout<T, E, Score>& layout, int round, int first,
-                                     uint4 (&raw)[kCount]) {
+                                     const Layout<T, E, Score>& layout, uint4 (&raw)[kCount]) {
   using Vector = ScoreVector<Score>;
 #pragma unroll
   for (int j = 0; j < kCount; ++j) {
-    const int at = layout.vector(first + j, round) * Vector::kSize;
+    const int at = layout.vector(j, 0) * Vector::kSize;
     raw[j] = make_uint4(Vector::kAbsent, Vector::kAbsent, Vector::kAbsent, Vector::kAbsent);
     load_vector(scores + at, at + Vector::kSize, n, raw[j]);
   }
-  if (n % Vector::kSize == 0) return;
+  if (layout.rounds != 1 || n % Vector::kSize == 0) return;
 #pragma unroll
   for (int j = 0; j < kCount; ++j) {
-    const int at = layout.vector(first + j, round) * Vector::kSize;
+    const int at = layout.vector(j, 0) * Vector::kSize;
     if (at < n && at + Vector::kSize > n) raw[j] = load_tail(scores + at, n - at);
   }
 }
@@ -290,17 +287,20 @@ struct Scale {
   }
 };
 
-// Count the scores and find the bin of the `rank`-th largest of `n`. False: not possible so.
+// Count the first `used` scores of each thread and find the bin of the `rank`-th largest; there are
+// about `n`. False: not possible so.
 template <int T, int E>
-__device__ __forceinline__ bool locate(const float (&x)[E], int n, uint32_t rank, Selection& s,
-                                       Found& found, Scale& scale) {
+__device__ __forceinline__ bool locate(const float (&x)[E], int used, int n, uint32_t rank,
+                                       Selection& s, Found& found, Scale& scale) {
   constexpr int kBins = 4 * T < kMaxBins ? 4 * T : kMaxBins;
   // The low end: the least of all threads' highest scores, or, where too many scores are wanted for
   // that, of all pairs' higher ones. Bins below it are not counted.
   const float infinity = __int_as_float(0x7f800000);
   float most = -infinity;
 #pragma unroll
-  for (int e = 0; e < E; ++e) most = fmaxf(most, x[e]);
+  for (int e = 0; e < E; ++e) {
+    if (e < used) most = fmaxf(most, x[e]);
+  }
   const uint32_t most_key = order_key(most);
   uint32_t low_key = most > -infinity ? most_key : 0xffffffffu;
   if (static_cast<uint64_t>(rank) * ((n + T - 1) / T) > 3ull * n) {
@@ -308,7 +308,7 @@ __device__ __forceinline__ bool locate(const float (&x)[E], int n, uint32_t rank
 #pragma unroll
     for (int e = 0; e < E; e += 2) {
       const float higher = fmaxf(x[e], x[e + 1]);
-      least = fminf(least, higher > -infinity ? higher : infinity);
+      if (e < used) least = fminf(least, higher > -infinity ? higher : infinity);
     }
     low_key = order_key(least);
   }
@@ -332,6 +332,7 @@ __device__ __forceinline__ bool locate(const float (&x)[E], int n, uint32_t rank
     const uint32_t one = min(rank, 1u);  // not a plain 1: ptxas has an instruction for that, slow
 #pragma unroll
     for (int e = 0; e < E; ++e) {
+      if (e >= used) break;
       const float bin = scale.bin(x[e]);
       shared_increment(bin > kBinZero ? first + (__float_as_uint(bin) << 2) : nowhere, one);
     }
@@ -342,15 +343,10 @@ __device__ __forceinline__ bool locate(const float (&x)[E], int n, uint32_t rank
   return found.bin != kNoBin;
 }
 
-// Add the scores whose `test` reaches the edge to the candidates. Counts on beyond what fits.
-template <int E, typename Test, typename Index>
-__device__ __forceinline__ void append(const float (&x)[E], float edge, Candidates& to,
-                                       uint32_t* taken, Test test, Index index) {
-  uint32_t bits = 0;
-#pragma unroll
-  for (int e = 0; e < E; ++e) {
-    if (test(x[e]) >= edge) bits |= 1u << e;
-  }
+// Add the scores in `bits` to the candidates. Counts on beyond what fits.
+template <int E, typename Index>
+__device__ __forceinline__ void append(const float (&x)[E], uint32_t bits, Candidates& to,
+                                       uint32_t* taken, Index index) {
   if (bits == 0) return;
   const uint32_t own = __popc(bits);
   const uint32_t first = shared_add(shared_address(taken) + nobodys_offset(own), own);
@@ -358,6 +354,16 @@ __device__ __forceinline__ void append(const float (&x)[E], float edge, Candidat
   uint32_t at = shared_address(to.entries) + 8 * first;
 #pragma unroll
   for (int e = 0; e < E; ++e) store_pair_if_set(bits, e, at, x[e], index(e));
+}
+
+template <int E>
+__device__ __forceinline__ uint32_t bits_reaching(const float (&x)[E], float edge) {
+  uint32_t bits = 0;
+#pragma unroll
+  for (int e = 0; e < E; ++e) {
+    if (x[e] >= edge) bits |= 1u << e;
+  }
+  return bits;
 }
 
 // Select by digits of the key, in order of the index: equal scores go to the lowest indices and the
@@ -442,10 +448,11 @@ __device__ __forceinline__ void select_exactly(const Score* scores, const int32_
 }
 
 // Store what lies above the found bin, rank what lies in it. False, and nothing is stored, if more
-// than kTies do.
-template <int T, int E, typename Index>
-__device__ __forceinline__ bool choose(const float (&x)[E], uint32_t k, Selection& s, Found& found,
-                                       const Scale& scale, const Sink& sink, Index index) {
+// than kTies do. `place`: of a score, a number; `resolve`: from that number to the index to store.
+template <int T, int E, typename Place, typename Resolve>
+__device__ __forceinline__ bool choose(const float (&x)[E], int used, uint32_t k, Selection& s,
+                                       Found& found, const Scale& scale, const Sink& sink,
+                                       Place place, Resolve resolve) {
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   // The bin's edges as scores, moved out by more than all that was rounded: what reaches the upper
   // one surely lies above the bin, and what lies in it or above surely reaches the lower one.
@@ -457,6 +464,7 @@ __device__ __forceinline__ bool choose(const float (&x)[E], uint32_t k, Selectio
   uint32_t sure_bits = 0, reached_bits = 0;
 #pragma unroll
   for (int e = 0; e < E; ++e) {
+    if (e >= used) break;
     if (x[e] >= upper) sure_bits |= 1u << e;
     if (x[e] >= lower) reached_bits |= 1u << e;
   }
@@ -469,13 +477,16 @@ __device__ __forceinline__ bool choose(const float (&x)[E], uint32_t k, Selectio
   const uint32_t before = base + inclusive - own;
   uint32_t at = shared_address(s.chosen) + 4 * (before & 0xffffu);
 #pragma unroll
-  for (int e = 0; e < E; ++e) store_if_set(sure_bits, e, at, index(e));
+  for (int e = 0; e < E; ++e) {
+    if (e >= used) break;
+    store_if_set(sure_bits, e, at, place(e));
+  }
   if (__any_sync(kWholeWarp, tied_bits != 0)) {
     uint32_t tied_at = before >> 16;
 #pragma unroll
     for (int e = 0; e < E; ++e) {
       if (tied_bits >> e & 1) {
-        if (tied_at < kTies) s.ties[tied_at] = make_uint2(__float_as_uint(x[e]), index(e));
+        if (tied_at < kTies) s.ties[tied_at] = make_uint2(__float_as_uint(x[e]), place(e));
         ++tied_at;
       }
     }
@@ -484,7 +495,7 @@ __device__ __forceinline__ bool choose(const float (&x)[E], uint32_t k, Selectio
   const uint32_t sure = found.taken & 0xffffu, inside = found.taken >> 16;
   if (inside > kTies) return false;
 #pragma unroll 1
-  for (uint32_t i = threadIdx.x; i < sure; i += T) sink.put(i, s.chosen[i]);
+  for (uint32_t i = threadIdx.x; i < sure; i += T) sink.put(i, resolve(s.chosen[i]));
 #pragma unroll 1
   for (uint32_t target = warp; target < inside; target += T / 32) {
     const uint2 mine = s.ties[target];
@@ -497,79 +508,146 @@ __device__ __forceinline__ bool choose(const float (&x)[E], uint32_t k, Selectio
       const bool is_better = its > score || (its == score && other.y < mine.y);
       better += __popc(__ballot_sync(kWholeWarp, is_better && first + lane < inside));
     }
-    if (lane == 0 && sure + better < k) sink.put(sure + better, static_cast<int32_t>(mine.y));
+    if (lane == 0 && sure + better < k) sink.put(sure + better, resolve(mine.y));
   }
   return true;
 }
 
+// The rest of a long row on its way to a block: each thread reads back only what it sent for.
+template <int T, int E, typename Score>
+struct Stream {
+  static constexpr int kSize = ScoreVector<Score>::kSize;
+  static constexpr int kStages = 3;
+  static constexpr int kVectors = 1024 / T;  // of a thread in a stage of 16 KiB
+  static constexpr int kStagesOfRound = E / kSize / kVectors;
+  static_assert(kStagesOfRound >= 1);
+
+  uint4 ring[kStages][kVectors][T];
+
+  static __device__ __forceinline__ int first_of(const Layout<T, E, Score>& layout, int stage,
+                                                 int v) {
+    return kSize * layout.vector(stage % kStagesOfRound * kVectors + v, 1 + stage / kStagesOfRound);
+  }
+
+  // Send for a stage. Past the last one, nothing is asked for, but counted all the same.
+  __device__ __forceinline__ void send(const Score* scores, int n,
+                                       const Layout<T, E, Score>& layout, int stage, int stages) {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      const int first = first_of(layout, stage, v);
+      if (stage < stages && first + kSize <= n) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
+                         shared_address(&ring[stage % kStages][v][threadIdx.x])),
+                     "l"(scores + first)
+                     : "memory");
+      }
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  }
+  static __device__ __forceinline__ void wait_for_oldest() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 1) : "memory");
+  }
+};
+
+// What a block keeps in shared memory for rows longer than its registers.
+template <int T, int E, typename Score>
+struct LongRow {
+  Candidates candidates;
+  Stream<T, E, Score> stream;
+};
+
 // Select k of the n > k scores of which `raw` holds round 0. `map`: indices to store instead of
-// positions, or null. The caller has called begin() and passed a barrier or will not before this.
+// positions, or null. The caller has called begin() and need not have passed a barrier since.
 template <int T, int E, bool kLong, typename Score>
 __device__ __forceinline__ void select(const Score* scores, const int32_t* map, int n, int k,
                                        const Layout<T, E, Score>& layout,
                                        uint4 (&raw)[E / ScoreVector<Score>::kSize], Selection& s,
-                                       Candidates* candidates, const Sink& sink) {
+                                       unsigned char* long_row, const Sink& sink) {
   float x[E];
   unpack<Score>(raw, x);
   Scale scale;
   if (!kLong || layout.rounds == 1) {
-    const bool done = locate<T>(x, n, k, s, s.found[0], scale) &&
-                      choose<T>(x, k, s, s.found[0], scale, sink, [&](int e) {
-                        const int at = layout.index(e, 0);
-                        return map == nullptr || at >= n ? at : map[at];
-                      });
+    const bool done = locate<T>(x, E, n, k, s, s.found[0], scale) &&
+                      choose<T>(x, E, k, s, s.found[0], scale, sink,
+                                [&](int e) { return layout.index(e, 0); },
+                                [&](int place) { return map == nullptr ? place : map[place]; });
     if (!done) select_exactly<T>(scores, map, n, k, s, sink);
     return;
   }
   if constexpr (kLong) {
+    using Way = Stream<T, E, Score>;
+    constexpr int kSize = ScoreVector<Score>::kSize;
+    auto* row = reinterpret_cast<LongRow<T, E, Score>*>(long_row);
+    Candidates& candidates = row->candidates;
     const int rounds = layout.rounds;
-    // The rest comes in half rounds, each loaded while the one before it is looked at.
-    constexpr int kHalf = E / ScoreVector<Score>::kSize / 2;
-    uint4 next[kHalf];
-    load(scores, n, layout, 1, 0, next);
+    const int stages = (rounds - 1) * Way::kStagesOfRound;
+#pragma unroll
+    for (int stage = 0; stage < Way::kStages; ++stage) {
+      row->stream.send(scores, n, layout, stage, stages);
+    }
     // So many of the row's k best are in the sample, give or take: choose a score that a few
     // standard deviations more of the sample reach. The k-th of the sample always suffices.
-    const float share = 1.0f / static_cast<float>(rounds);
+    const int used = rounds <= 8 ? E / 2 : E;  // a sample of a sixteenth is enough
+    const float share = static_cast<float>(used) / static_cast<float>(E * rounds);
     const float expected = static_cast<float>(k) * share;
     const float margin = 4.5f * sqrtf(expected * (1.0f - share)) + 4.0f;
     const uint32_t rank = min(static_cast<uint32_t>(k), static_cast<uint32_t>(expected + margin) + 1);
-    if (!locate<T>(x, n / rounds, rank, s, s.found[0], scale)) {
-      return select_exactly<T>(scores, map, n, k, s, sink);
-    }
-    // Any score does as a filter: the counts below decide whether it was good.
-    const float enough = scale.low + (static_cast<float>(s.found[0].bin) - 0.5f) * scale.width;
-    clear_bins<T>(s);
-    const auto itself = [](float score) { return score; };
-    append(x, enough, *candidates, &s.found[0].taken, itself,
-           [&](int e) { return layout.index(e, 0); });
-    const int halves = 2 * rounds;
+    const int sampled = static_cast<int>(static_cast<float>(n) * share);
+    bool done = locate<T>(x, used, sampled, rank, s, s.found[0], scale);
+    if (done) {
+      // Any score does as a filter: the count in the end decides whether it was good.
+      const float enough = scale.low + (static_cast<float>(s.found[0].bin) - 0.5f) * scale.width;
+      uint32_t* taken = &s.found[0].taken;
+      clear_bins<T>(s);
+      append(x, bits_reaching(x, enough), candidates, taken,
+             [&](int e) { return layout.index(e, 0); });
+      if (static_cast<int>(threadIdx.x) < n % kSize) {
+        const int at = n - n % kSize + threadIdx.x;
+        const float last[1] = {as_float(scores[at])};
+        append(last, bits_reaching(last, enough), candidates, taken, [&](int) { return at; });
+      }
 #pragma unroll 1
-    for (int half = 2; half < halves; ++half) {
-      float y[E / 2];
-      unpack<Score>(next, y);
-      if (half + 1 < halves) load(scores, n, layout, (half + 1) / 2, (half + 1) % 2 * kHalf, next);
-      append(y, enough, *candidates, &s.found[0].taken, itself,
-             [&](int e) { return layout.index(e + half % 2 * (E / 2), half / 2); });
-    }
-    __syncthreads();
-    const uint32_t kept = s.found[0].taken;
-    if (kept < static_cast<uint32_t>(k) || kept > kCandidates) {
-      return select_exactly<T>(scores, map, n, k, s, sink);
-    }
-    constexpr int kEach = kCandidates / T;
-    float y[kEach];
-    int32_t position[kEach];
+      for (int stage = 0; stage < stages; ++stage) {
+        Way::wait_for_oldest();
+        float y[Way::kVectors * kSize];
+        uint32_t present = 0;
 #pragma unroll
-    for (int e = 0; e < kEach; ++e) {
-      const uint32_t at = e * T + threadIdx.x;
-      const uint2 entry = at < kept ? candidates->entries[at] : make_uint2(0x7fffffff, 0);
-      y[e] = __uint_as_float(entry.x);
-      position[e] = entry.y;
+        for (int v = 0; v < Way::kVectors; ++v) {
+          const uint4 sent = row->stream.ring[stage % Way::kStages][v][threadIdx.x];
+          ScoreVector<Score>::unpack(sent, y + v * kSize);
+          const bool is_whole = Way::first_of(layout, stage, v) + kSize <= n;
+          present |= is_whole ? ((1u << kSize) - 1) << (v * kSize) : 0;
+        }
+        append(y, bits_reaching(y, enough) & present, candidates, taken, [&](int e) {
+          return Way::first_of(layout, stage, e / kSize) + e % kSize;
+        });
+        row->stream.send(scores, n, layout, stage + Way::kStages, stages);
+      }
+      __syncthreads();
+      const uint32_t kept = *taken;
+      done = kept >= static_cast<uint32_t>(k) && kept <= kCandidates;
+      if (done) {
+        constexpr int kEach = kCandidates / T;
+        float y[kEach];
+#pragma unroll
+        for (int e = 0; e < kEach; ++e) {
+          const uint32_t at = e * T + threadIdx.x;
+          y[e] = __uint_as_float(at < kept ? candidates.entries[at].x : 0x7fffffffu);
+        }
+        const int each = (kept + T - 1) / T;
+        done = locate<T>(y, each, kept, k, s, s.found[1], scale) &&
+               choose<T>(y, each, k, s, s.found[1], scale, sink,
+                         [](int e) { return e * T + static_cast<int>(threadIdx.x); },
+                         [&](int place) {
+                           const int at = candidates.entries[place].y;
+                           return map == nullptr ? at : map[at];
+                         });
+      }
     }
-    const bool done = locate<T>(y, kept, k, s, s.found[1], scale) &&
-                      choose<T>(y, k, s, s.found[1], scale, sink,
-                                [&](int e) { return map == nullptr ? position[e] : map[position[e]]; });
-    if (!done) select_exactly<T>(scores, map, n, k, s, sink);
+    if (!done) {
+      asm volatile("cp.async.wait_all;" ::: "memory");
+      select_exactly<T>(scores, map, n, k, s, sink);
+    }
   }
 }
 
@@ -601,7 +679,7 @@ __device__ __forceinline__ int length_of(const Arguments& a, int row) {
 template <int T, int E, bool kLong, int kBlocks, typename Score>
 __global__ __launch_bounds__(T, kBlocks) void rows_kernel(const __grid_constant__ Arguments a) {
   __shared__ Selection s;
-  __shared__ std::conditional_t<kLong, Candidates, char> candidates;
+  extern __shared__ __align__(16) unsigned char long_row[];  // LongRow, if kLong
   const int row = blockIdx.x;
   const Score* scores = static_cast<const Score*>(a.scores) + row * a.score_stride;
   Sink sink = output_of(a, row);
@@ -612,25 +690,35 @@ __global__ __launch_bounds__(T, kBlocks) void rows_kernel(const __grid_constant_
   release_successor();
   Layout<T, E, Score> layout(guess);
   uint4 raw[E / ScoreVector<Score>::kSize];
-  if (guess > a.k) load(scores, guess, layout, 0, 0, raw);
+  if (guess > a.k) load(scores, guess, layout, raw);
   const int thread = threadIdx.x;
-  constexpr int kHeld = T < kPagesHeld ? T : kPagesHeld;
+  constexpr int kEach = T < kPagesHeld ? 2 : 1, kHeld = kEach * T < kPagesHeld ? kEach * T : kPagesHeld;
   const auto pages = [&](int entries) { return (entries + (1 << a.page_bits) - 1) >> a.page_bits; };
-  int32_t page = 0;
-  if (sink.pages != nullptr && thread < min(pages(guess), kHeld)) page = sink.pages[thread];
+  int32_t page[kEach];
+  const auto load_pages = [&](int count) {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int at = i * T + thread;
+      page[i] = sink.pages != nullptr && at < min(count, kHeld) ? sink.pages[at] : 0;
+    }
+  };
+  load_pages(pages(guess));
   const int n = length_of(a, row);  // after the loads: nothing of theirs waits for it
   if (n <= a.k) return take_all<T>(n, a.k, sink);
   if (guess != n) {
     layout = Layout<T, E, Score>(n);
-    load(scores, n, layout, 0, 0, raw);
-    if (sink.pages != nullptr && thread < min(pages(n), kHeld)) page = sink.pages[thread];
+    load(scores, n, layout, raw);
+    load_pages(pages(n));
   }
   if (sink.pages != nullptr && pages(n) <= kHeld) {
-    if (thread < kHeld) s.pages[thread] = page;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      if (i * T + thread < kHeld) s.pages[i * T + thread] = page[i];
+    }
     sink.pages = s.pages;
   }
   select<T, E, kLong, Score>(scores, nullptr, n, a.k, layout, raw, s,
-                             reinterpret_cast<Candidates*>(&candidates), sink);
+                             long_row, sink);
 }
 
 // One block a row, equal scores to the lowest indices, indices ascending.
@@ -685,7 +773,8 @@ __device__ __forceinline__ int length_of_chunk(int n, int most) {
 template <int T, int E, typename Score>
 __global__ __launch_bounds__(T, 2) void split_kernel(const __grid_constant__ Arguments a) {
   __shared__ Selection s;
-  __shared__ Candidates candidates;
+  extern __shared__ __align__(16) unsigned char long_row[];  // LongRow of the second selection
+  Candidates& candidates = reinterpret_cast<LongRow<T, E, float>*>(long_row)->candidates;
   const int row = blockIdx.y;
   const Score* scores = static_cast<const Score*>(a.scores) + row * a.score_stride;
   const Sink sink = output_of(a, row);
@@ -702,7 +791,7 @@ __global__ __launch_bounds__(T, 2) void split_kernel(const __grid_constant__ Arg
   int length = chunk_of(guess, first);
   uint4 raw[E / ScoreVector<Score>::kSize];
   Layout<T, E, Score> layout(length);
-  if (guess > a.k && length > 0) load(scores + first, length, layout, 0, 0, raw);
+  if (guess > a.k && length > 0) load(scores + first, length, layout, raw);
   const int n = length_of(a, row);
   if (n <= a.k) {
     if (blockIdx.x == 0) take_all<T>(n, a.k, sink);
@@ -712,7 +801,7 @@ __global__ __launch_bounds__(T, 2) void split_kernel(const __grid_constant__ Arg
     length = chunk_of(n, first);
     if (length > 0) {
       layout = Layout<T, E, Score>(length);
-      load(scores + first, length, layout, 0, 0, raw);
+      load(scores + first, length, layout, raw);
     }
   }
   if (length <= 0) return;
@@ -729,7 +818,7 @@ __global__ __launch_bounds__(T, 2) void split_kernel(const __grid_constant__ Arg
   const int wanted = min(a.k, length);
   Scale scale;
   const Found& found = s.found[0];
-  const bool exactly = length <= a.k || !locate<T>(x, length, a.k, s, s.found[0], scale) ||
+  const bool exactly = length <= a.k || !locate<T>(x, E, length, a.k, s, s.found[0], scale) ||
                        found.inside > kTies;
   const uint32_t total = exactly ? wanted : found.above + found.inside;
   uint32_t base = 0;
@@ -738,8 +827,13 @@ __global__ __launch_bounds__(T, 2) void split_kernel(const __grid_constant__ Arg
     const Sink aside{nullptr, 0, nullptr, nullptr, candidates.entries};
     select_exactly<T>(scores + first, nullptr, length, wanted, s, aside);
   } else {
-    append(x, kBinZero + static_cast<float>(found.bin), candidates, &s.found[1].taken,
-           [&](float score) { return scale.bin(score); }, [&](int e) { return layout.index(e, 0); });
+    const float edge = kBinZero + static_cast<float>(found.bin);
+    uint32_t bits = 0;
+#pragma unroll
+    for (int e = 0; e < E; ++e) {
+      if (scale.bin(x[e]) >= edge) bits |= 1u << e;
+    }
+    append(x, bits, candidates, &s.found[1].taken, [&](int e) { return layout.index(e, 0); });
   }
   if (threadIdx.x == 0) s.base = base;
   __syncthreads();
@@ -764,11 +858,11 @@ __global__ __launch_bounds__(T, 2) void split_kernel(const __grid_constant__ Arg
   begin<T>(s);
   const Layout<T, E, float> kept_layout(kept);
   uint4 kept_raw[E / ScoreVector<float>::kSize];
-  load(kept_scores, kept, kept_layout, 0, 0, kept_raw);
+  load(kept_scores, kept, kept_layout, kept_raw);
   __syncthreads();  // all have read `stored`
   if (threadIdx.x == 0) state = RowState{0, 0};
   select<T, E, true, float>(kept_scores, kept_indices, kept, a.k, kept_layout, kept_raw, s,
-                            &candidates, sink);
+                            long_row, sink);
 }
 
 }  // namespace seatrial::topk
