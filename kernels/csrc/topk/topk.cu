@@ -7,7 +7,7 @@ namespace seatrial::topk {
 namespace {
 
 // The ways to select; 0 lets the shape decide. The others serve tests and benchmarks.
-enum Way { kByShape = 0, kRows2048 = 1, kRows4096 = 2, kRows8192 = 3, kLong512 = 4, kLong1024 = 5, kSplit = 6, kRows2048b = 7, kRows8192b = 8, kLong256 = 9 };
+enum Way { kByShape = 0, kRows2048 = 1, kRows4096 = 2, kRows8192 = 3, kLong512 = 4, kLong1024 = 5, kSplit = 6, kRows8192Many = 7, kRows16384 = 8 };
 
 constexpr int kSplitThreads = 512, kSplitEach = 16, kChunk = kSplitThreads * kSplitEach;
 constexpr int kSplitBlocks = 264;    // at most so many chunks: more rows keep the card busy without
@@ -69,19 +69,17 @@ int queue(const Arguments& a, Way way, bool ordered, void* stream) {
       if (const int error = allow_shared(kernel, kShared, asked)) return error;
       return launch(kernel, dim3(a.chunks, a.rows), kSplitThreads, kShared, stream, true, a);
     }
-    case kRows2048b:
-      return queue_rows<128, 16, false, 8, Score>(a, stream);
-    case kRows8192b:
+    case kRows8192Many:
       return queue_rows<256, 32, false, 3, Score>(a, stream);
-    case kLong256:
-      return queue_rows<256, 32, true, 2, Score>(a, stream);
+    case kRows16384:
+      return queue_rows<512, 32, false, 1, Score>(a, stream);
     default:
       return static_cast<int>(cudaErrorInvalidValue);
   }
 }
 
 int most_of(Way way) {
-  return way == kRows2048 || way == kRows2048b ? 2048 : way == kRows4096 ? 4096 : way == kRows8192 || way == kRows8192b ? 8192 : 0x7fffffff;
+  return way == kRows2048 ? 2048 : way == kRows4096 ? 4096 : way == kRows8192 || way == kRows8192Many ? 8192 : way == kRows16384 ? 16384 : 0x7fffffff;
 }
 
 }  // namespace

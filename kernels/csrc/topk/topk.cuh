@@ -32,7 +32,10 @@ constexpr int kTies = 256;         // scores of the last bin that are ranked one
 constexpr int kCandidates = 4096;  // scores of a long row that are kept in shared memory
 constexpr int kPagesHeld = 512;    // entries of the page table that are kept in shared memory
 constexpr uint32_t kNoBin = 0xffffffffu;
-constexpr float kBinZero = 8388608.0f;  // 2^23: the floats from here on are integers
+// Before the bins lies a slot for each lane: there go, without a conflict, scores below all bins.
+constexpr int kSlots = 32;
+constexpr float kSlotZero = 8388608.0f;  // 2^23: the floats from here on are integers
+constexpr float kBinZero = kSlotZero + kSlots;
 
 struct Arguments {
   const void* scores;         // [rows, width], row stride `score_stride`, fp32 or bf16
@@ -77,11 +80,13 @@ struct Found {
 
 struct Selection {
   union {
-    alignas(16) uint32_t bins[kMaxBins];
+    struct {
+      alignas(16) uint32_t slots[kSlots];
+      uint32_t bins[kMaxBins];
+    };
     int32_t chosen[kMaxK];
   };
-  uint32_t uncounted[32];  // where lanes add that have nothing to count: a bank each
-  uint2 ties[kTies];       // a score's bits and its index
+  uint2 ties[kTies];  // a score's bits and its place
   uint32_t warp_sums[2][32];
   Found found[2];
   int32_t pages[kPagesHeld];
@@ -129,6 +134,12 @@ __device__ __forceinline__ void shared_widen(uint32_t low_at, uint32_t low, uint
                                              uint32_t high) {
   asm volatile("red.shared.min.u32 [%0], %1;" ::"r"(low_at), "r"(low) : "memory");
   asm volatile("red.shared.max.u32 [%0], %1;" ::"r"(high_at), "r"(high) : "memory");
+}
+
+__device__ __forceinline__ uint32_t multiply_add(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t sum;
+  asm("mad.lo.u32 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
+  return sum;
 }
 
 // The inner steps, each without a branch: the compiler would make one of every `if` here.
@@ -278,8 +289,8 @@ __device__ __forceinline__ void find_bin(Selection& s, Found& found, uint32_t ra
   __syncthreads();
 }
 
-// The linear map of scores to bins, as a float in [2^23, 2^23 + bins). Monotone: both operations
-// round monotonically. The same expression counts and classifies, so the two always agree.
+// The linear map of scores to bins, as a float that is kBinZero for the lowest. Monotone: both
+// operations round monotonically. Up to there it need not be whole: the slots lie below.
 struct Scale {
   float low, high, per_score, width;  // `width` of a bin, in scores
   __device__ __forceinline__ float bin(float score) const {
@@ -327,14 +338,17 @@ __device__ __forceinline__ bool locate(const float (&x)[E], int used, int n, uin
   scale.per_score = __fdividef(static_cast<float>(kBins - 2), range);
   scale.width = range * (1.0f / static_cast<float>(kBins - 2));
   if (usable) {
-    const uint32_t first = shared_address(s.bins) - (__float_as_uint(kBinZero) << 2);
-    const uint32_t nowhere = shared_address(s.uncounted + threadIdx.x % 32);
-    const uint32_t one = min(rank, 1u);  // not a plain 1: ptxas has an instruction for that, slow
+    // Of the card's two pipes, integer operations and comparisons have the slower one: hence a
+    // maximum in place of a condition, and a multiplication (by what must not look like 4) for the
+    // address. What is no number goes to the lane's slot too.
+    const uint32_t four = 4 - (rank >> 12);
+    const uint32_t first = shared_address(s.slots) - 4 * __float_as_uint(kSlotZero);
+    const float slot = kSlotZero + static_cast<float>(threadIdx.x % 32);
 #pragma unroll
     for (int e = 0; e < E; ++e) {
       if (e >= used) break;
-      const float bin = scale.bin(x[e]);
-      shared_increment(bin > kBinZero ? first + (__float_as_uint(bin) << 2) : nowhere, one);
+      const float bin = fmaxf(scale.bin(x[e]), slot);
+      shared_increment(multiply_add(__float_as_uint(bin), four, first), four / 4);
     }
   }
   __syncthreads();
@@ -344,6 +358,17 @@ __device__ __forceinline__ bool locate(const float (&x)[E], int used, int n, uin
 }
 
 // Add the scores in `bits` to the candidates. Counts on beyond what fits.
+// A bit for each score above the edge, NaN's 0: the sign of a difference, shifted in.
+template <int E>
+__device__ __forceinline__ uint32_t bits_above(const float (&x)[E], int used, float edge) {
+  uint32_t bits = 0;
+#pragma unroll
+  for (int e = E - 1; e >= 0; --e) {
+    if (e < used) bits = __funnelshift_l(__float_as_uint(__fsub_rn(edge, x[e])), bits, 1);
+  }
+  return bits;
+}
+
 template <int E, typename Index>
 __device__ __forceinline__ void append(const float (&x)[E], uint32_t bits, Candidates& to,
                                        uint32_t* taken, Index index) {
@@ -354,16 +379,6 @@ __device__ __forceinline__ void append(const float (&x)[E], uint32_t bits, Candi
   uint32_t at = shared_address(to.entries) + 8 * first;
 #pragma unroll
   for (int e = 0; e < E; ++e) store_pair_if_set(bits, e, at, x[e], index(e));
-}
-
-template <int E>
-__device__ __forceinline__ uint32_t bits_reaching(const float (&x)[E], float edge) {
-  uint32_t bits = 0;
-#pragma unroll
-  for (int e = 0; e < E; ++e) {
-    if (x[e] >= edge) bits |= 1u << e;
-  }
-  return bits;
 }
 
 // Select by digits of the key, in order of the index: equal scores go to the lowest indices and the
@@ -461,13 +476,8 @@ __device__ __forceinline__ bool choose(const float (&x)[E], int used, uint32_t k
   const float middle = static_cast<float>(found.bin) * scale.width;
   const float upper = scale.low + (middle + half);
   const float lower = scale.low + (middle - half);
-  uint32_t sure_bits = 0, reached_bits = 0;
-#pragma unroll
-  for (int e = 0; e < E; ++e) {
-    if (e >= used) break;
-    if (x[e] >= upper) sure_bits |= 1u << e;
-    if (x[e] >= lower) reached_bits |= 1u << e;
-  }
+  const uint32_t sure_bits = bits_above(x, used, upper);
+  const uint32_t reached_bits = bits_above(x, used, lower);
   const uint32_t tied_bits = reached_bits & ~sure_bits;
   const uint32_t own = __popc(sure_bits) | __popc(tied_bits) << 16;
   const uint32_t inclusive = warp_inclusive_sum(own, lane);
@@ -482,12 +492,13 @@ __device__ __forceinline__ bool choose(const float (&x)[E], int used, uint32_t k
     store_if_set(sure_bits, e, at, place(e));
   }
   if (__any_sync(kWholeWarp, tied_bits != 0)) {
-    uint32_t tied_at = before >> 16;
+    const uint32_t first = before >> 16;
+    if (first + (own >> 16) <= kTies) {
+      uint32_t tied_at = shared_address(s.ties) + 8 * first;
 #pragma unroll
-    for (int e = 0; e < E; ++e) {
-      if (tied_bits >> e & 1) {
-        if (tied_at < kTies) s.ties[tied_at] = make_uint2(__float_as_uint(x[e]), place(e));
-        ++tied_at;
+      for (int e = 0; e < E; ++e) {
+        if (e >= used) break;
+        store_pair_if_set(tied_bits, e, tied_at, x[e], place(e));
       }
     }
   }
@@ -599,12 +610,12 @@ __device__ __forceinline__ void select(const Score* scores, const int32_t* map, 
       const float enough = scale.low + (static_cast<float>(s.found[0].bin) - 0.5f) * scale.width;
       uint32_t* taken = &s.found[0].taken;
       clear_bins<T>(s);
-      append(x, bits_reaching(x, enough), candidates, taken,
+      append(x, bits_above(x, E, enough), candidates, taken,
              [&](int e) { return layout.index(e, 0); });
       if (static_cast<int>(threadIdx.x) < n % kSize) {
         const int at = n - n % kSize + threadIdx.x;
         const float last[1] = {as_float(scores[at])};
-        append(last, bits_reaching(last, enough), candidates, taken, [&](int) { return at; });
+        append(last, bits_above(last, 1, enough), candidates, taken, [&](int) { return at; });
       }
 #pragma unroll 1
       for (int stage = 0; stage < stages; ++stage) {
@@ -618,7 +629,7 @@ __device__ __forceinline__ void select(const Score* scores, const int32_t* map, 
           const bool is_whole = Way::first_of(layout, stage, v) + kSize <= n;
           present |= is_whole ? ((1u << kSize) - 1) << (v * kSize) : 0;
         }
-        append(y, bits_reaching(y, enough) & present, candidates, taken, [&](int e) {
+        append(y, bits_above(y, Way::kVectors * kSize, enough) & present, candidates, taken, [&](int e) {
           return Way::first_of(layout, stage, e / kSize) + e % kSize;
         });
         row->stream.send(scores, n, layout, stage + Way::kStages, stages);
@@ -827,12 +838,11 @@ __global__ __launch_bounds__(T, 2) void split_kernel(const __grid_constant__ Arg
     const Sink aside{nullptr, 0, nullptr, nullptr, candidates.entries};
     select_exactly<T>(scores + first, nullptr, length, wanted, s, aside);
   } else {
-    const float edge = kBinZero + static_cast<float>(found.bin);
-    uint32_t bits = 0;
+    const float below = kBinZero + static_cast<float>(found.bin) - 1.0f;
+    float bin[E];
 #pragma unroll
-    for (int e = 0; e < E; ++e) {
-      if (scale.bin(x[e]) >= edge) bits |= 1u << e;
-    }
+    for (int e = 0; e < E; ++e) bin[e] = scale.bin(x[e]);
+    const uint32_t bits = bits_above(bin, E, below);
     append(x, bits, candidates, &s.found[1].taken, [&](int e) { return layout.index(e, 0); });
   }
   if (threadIdx.x == 0) s.base = base;
