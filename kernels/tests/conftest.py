@@ -1,10 +1,13 @@
 """What the tests of every operation ask for: a GPU with code for it, and real weights."""
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+HAS_TORCH = find_spec("torch") is not None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -21,6 +24,18 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "sanitized: reaches every branch, and is small enough for compute-sanitizer"
     )
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out what needs torch where there is none: on a developer's machine, unlike a build."""
+    if HAS_TORCH or collection_path.suffix != ".py":
+        return None
+    return None if "native" in collection_path.parts else True
+
+
+def pytest_report_header() -> str:
+    """Say what is left out."""
+    return f"torch: {'there' if HAS_TORCH else 'none; not run: everything outside of tests/native'}"
 
 
 @pytest.fixture(scope="session")

@@ -208,3 +208,18 @@ def test_sglangs_own_kernel_stores_the_same(gpu: str) -> None:
     except ModuleNotFoundError as error:
         pytest.skip(f"not run: {error}")
     assert check.fault(bench.wanted(given), given.slots, given.cache) is None
+
+
+def test_another_gpu_than_the_current_one_is_served(gpu: str) -> None:
+    """The tensors say which GPU; the library's own CUDA runtime follows."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("not run: one GPU only")
+    first = store(100, "fp32", "fp8_e4m3")
+    given = Store(*(value.to("cuda:1") for value in vars(first).values()))
+    given.run()
+    assert torch.cuda.current_device() == 0
+    assert fault(given) is None
+    with torch.cuda.device(1):
+        given.cache.fill_(check.POISON)
+        given.run()
+    assert fault(given) is None

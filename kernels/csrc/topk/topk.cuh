@@ -24,8 +24,6 @@
 #include "common/launch.cuh"
 #include "common/order.cuh"
 
-#include <type_traits>
-
 namespace seatrial::topk {
 
 constexpr int kMaxK = 2048;
@@ -34,7 +32,10 @@ constexpr int kTies = 256;         // scores of the last bin that are ranked one
 constexpr int kCandidates = 4096;  // scores of a long row that are kept in shared memory
 constexpr int kPagesHeld = 512;    // entries of the page table that are kept in shared memory
 constexpr uint32_t kNoBin = 0xffffffffu;
-constexpr float kBinZero = 8388608.0f;  // 2^23: the floats from here on are integers
+// Before the bins lies a slot for each lane: there go, without a conflict, scores below all bins.
+constexpr int kSlots = 32;
+constexpr float kSlotZero = 8388608.0f;  // 2^23: the floats from here on are integers
+constexpr float kBinZero = kSlotZero + kSlots;
 
 struct Arguments {
   const void* scores;         // [rows, width], row stride `score_stride`, fp32 or bf16
@@ -59,7 +60,7 @@ struct Sink {
   int32_t page_bits;
   int32_t* out;
   int32_t* raw;
-  float* scores;  // not null: store score and index, no transform
+  uint2* entries;  // not null: a score's bits and its index go here, and nowhere else
 
   __device__ __forceinline__ void put(uint32_t at, int32_t index) const {
     const int32_t within = index & ((1 << page_bits) - 1);
@@ -79,10 +80,13 @@ struct Found {
 
 struct Selection {
   union {
-    uint32_t bins[kMaxBins];
+    struct {
+      alignas(16) uint32_t slots[kSlots];
+      uint32_t bins[kMaxBins];
+    };
     int32_t chosen[kMaxK];
   };
-  uint2 ties[kTies];  // key, index
+  uint2 ties[kTies];  // a score's bits and its place
   uint32_t warp_sums[2][32];
   Found found[2];
   int32_t pages[kPagesHeld];
@@ -91,22 +95,71 @@ struct Selection {
 };
 
 struct Candidates {
-  float scores[kCandidates];
-  int32_t indices[kCandidates];
+  uint2 entries[kCandidates];  // a score's bits and its index
 };
 
-__device__ __forceinline__ uint4 load_vector(const void* from) {
-  uint4 raw;
-  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w)
-               : "l"(from));
-  return raw;
+// Sixteen bytes if `first + size <= n`; otherwise `to` stays as it is.
+__device__ __forceinline__ void load_vector(const void* from, int end, int n, uint4& to) {
+  asm volatile(
+      "{ .reg .pred p; setp.le.s32 p, %5, %6;"
+      " @p ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+      : "+r"(to.x), "+r"(to.y), "+r"(to.z), "+r"(to.w)
+      : "l"(from), "r"(end), "r"(n));
 }
 
 __device__ __forceinline__ int32_t load_latest(const int32_t* from) {
   int32_t value;
   asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
   return value;
+}
+
+__device__ __forceinline__ uint32_t shared_address(const void* at) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(at));
+}
+
+// Atomics as the hardware has them. Where the compiler sees that a warp's lanes share an address, it
+// puts a warp-wide sum around; nobodys_offset() is 0, which it cannot see.
+__device__ __forceinline__ uint32_t nobodys_offset(uint32_t at_most_2048) {
+  return threadIdx.x & (at_most_2048 >> 12);
+}
+__device__ __forceinline__ void shared_increment(uint32_t at, uint32_t one) {
+  asm volatile("red.shared.add.u32 [%0], %1;" ::"r"(at), "r"(one) : "memory");
+}
+__device__ __forceinline__ uint32_t shared_add(uint32_t at, uint32_t by) {
+  uint32_t before;
+  asm volatile("atom.shared.add.u32 %0, [%1], %2;" : "=r"(before) : "r"(at), "r"(by) : "memory");
+  return before;
+}
+__device__ __forceinline__ void shared_widen(uint32_t low_at, uint32_t low, uint32_t high_at,
+                                             uint32_t high) {
+  asm volatile("red.shared.min.u32 [%0], %1;" ::"r"(low_at), "r"(low) : "memory");
+  asm volatile("red.shared.max.u32 [%0], %1;" ::"r"(high_at), "r"(high) : "memory");
+}
+
+__device__ __forceinline__ uint32_t multiply_add(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t sum;
+  asm("mad.lo.u32 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
+  return sum;
+}
+
+// The inner steps, each without a branch: the compiler would make one of every `if` here.
+__device__ __forceinline__ void store_if_set(uint32_t bits, int bit, uint32_t& at, int32_t index) {
+  asm volatile(
+      "{ .reg .pred p; .reg .u32 b; and.b32 b, %1, %2; setp.ne.u32 p, b, 0;"
+      " @p st.shared.u32 [%0], %3; @p add.u32 %0, %0, 4; }"
+      : "+r"(at)
+      : "r"(bits), "r"(1u << bit), "r"(index)
+      : "memory");
+}
+
+__device__ __forceinline__ void store_pair_if_set(uint32_t bits, int bit, uint32_t& at,
+                                                  float score, int32_t index) {
+  asm volatile(
+      "{ .reg .pred p; .reg .u32 b; and.b32 b, %1, %2; setp.ne.u32 p, b, 0;"
+      " @p st.shared.v2.u32 [%0], {%3, %4}; @p add.u32 %0, %0, 8; }"
+      : "+r"(at)
+      : "r"(bits), "r"(1u << bit), "r"(__float_as_uint(score)), "r"(index)
+      : "memory");
 }
 
 // Which vectors of a row a thread holds. With one round: vector `tid + j * T`. With more, each group
@@ -147,23 +200,26 @@ __device__ __forceinline__ uint4 load_tail(const Score* from, int count) {
   return make_uint4(low, low >> 32, high, high >> 32);
 }
 
-template <int T, int E, typename Score>
-__device__ __forceinline__ void load_round(const Score* scores, int n,
-                                           const Layout<T, E, Score>& layout, int round,
-                                           uint4 (&raw)[E / ScoreVector<Score>::kSize]) {
+// Load round 0; NaN where the row has ended. Of a longer row, only whole vectors.
+template <int kCount, int T, int E, typename Score>
+__device__ __forceinline__ void load(const Score* scores, int n,
+                                     const Layout<T, E, Score>& layout, uint4 (&raw)[kCount]) {
   using Vector = ScoreVector<Score>;
 #pragma unroll
-  for (int j = 0; j < E / Vector::kSize; ++j) {
-    const int first = layout.vector(j, round) * Vector::kSize;
-    if (first + Vector::kSize <= n) {
-      raw[j] = load_vector(scores + first);
-    } else {
-      raw[j] = load_tail(scores + first, n - first);
-    }
+  for (int j = 0; j < kCount; ++j) {
+    const int at = layout.vector(j, 0) * Vector::kSize;
+    raw[j] = make_uint4(Vector::kAbsent, Vector::kAbsent, Vector::kAbsent, Vector::kAbsent);
+    load_vector(scores + at, at + Vector::kSize, n, raw[j]);
+  }
+  if (layout.rounds != 1 || n % Vector::kSize == 0) return;
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) {
+    const int at = layout.vector(j, 0) * Vector::kSize;
+    if (at < n && at + Vector::kSize > n) raw[j] = load_tail(scores + at, n - at);
   }
 }
 
-template <int E, typename Score>
+template <typename Score, int E>
 __device__ __forceinline__ void unpack(const uint4 (&raw)[E / ScoreVector<Score>::kSize],
                                        float (&x)[E]) {
 #pragma unroll
@@ -196,8 +252,21 @@ __device__ __forceinline__ void find_bin(Selection& s, Found& found, uint32_t ra
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int first = (T - 1 - static_cast<int>(threadIdx.x)) * kEach;
   uint32_t count[kEach];
+  if constexpr (kEach % 4 == 0) {
 #pragma unroll
-  for (int i = 0; i < kEach; ++i) count[i] = s.bins[first + i];
+    for (int i = 0; i < kEach; i += 4) {
+      const uint4 four = *reinterpret_cast<const uint4*>(s.bins + first + i);
+      count[i] = four.x;
+      count[i + 1] = four.y;
+      count[i + 2] = four.z;
+      count[i + 3] = four.w;
+    }
+  } else {
+    static_assert(kEach == 2);
+    const uint2 two = *reinterpret_cast<const uint2*>(s.bins + first);
+    count[0] = two.x;
+    count[1] = two.y;
+  }
   uint32_t own = 0;
 #pragma unroll
   for (int i = 0; i < kEach; ++i) own += count[i];
@@ -220,49 +289,66 @@ __device__ __forceinline__ void find_bin(Selection& s, Found& found, uint32_t ra
   __syncthreads();
 }
 
-// The linear map of scores to bins, as a float in [2^23, 2^23 + bins). Monotone: both operations
-// round monotonically. The same expression counts and classifies, so the two always agree.
+// The linear map of scores to bins, as a float that is kBinZero for the lowest. Monotone: both
+// operations round monotonically. Up to there it need not be whole: the slots lie below.
 struct Scale {
-  float low, per_score;
+  float low, high, per_score, width;  // `width` of a bin, in scores
   __device__ __forceinline__ float bin(float score) const {
     return __fmaf_rn(__fsub_rn(score, low), per_score, kBinZero);
   }
 };
 
-// Count the scores and find the bin of the `rank`-th largest of `n`. False: not possible so.
+// Count the first `used` scores of each thread and find the bin of the `rank`-th largest; there are
+// about `n`. False: not possible so.
 template <int T, int E>
-__device__ __forceinline__ bool locate(const float (&x)[E], int n, uint32_t rank, Selection& s,
-                                       Found& found, Scale& scale) {
+__device__ __forceinline__ bool locate(const float (&x)[E], int used, int n, uint32_t rank,
+                                       Selection& s, Found& found, Scale& scale) {
   constexpr int kBins = 4 * T < kMaxBins ? 4 * T : kMaxBins;
   // The low end: the least of all threads' highest scores, or, where too many scores are wanted for
   // that, of all pairs' higher ones. Bins below it are not counted.
   const float infinity = __int_as_float(0x7f800000);
-  float most = -infinity, least = infinity;
+  float most = -infinity;
 #pragma unroll
-  for (int e = 0; e < E; e += 2) {
-    const float higher = fmaxf(x[e], x[e + 1]);
-    most = fmaxf(most, higher);
-    if (higher > -infinity) least = fminf(least, higher);
+  for (int e = 0; e < E; ++e) {
+    if (e < used) most = fmaxf(most, x[e]);
   }
-  const bool by_thread = static_cast<uint64_t>(rank) * ((n + T - 1) / T) <= 3ull * n;
   const uint32_t most_key = order_key(most);
-  const uint32_t low_key = by_thread ? (most > -infinity ? most_key : 0xffffffffu) : order_key(least);
+  uint32_t low_key = most > -infinity ? most_key : 0xffffffffu;
+  if (static_cast<uint64_t>(rank) * ((n + T - 1) / T) > 3ull * n) {
+    float least = infinity;
+#pragma unroll
+    for (int e = 0; e < E; e += 2) {
+      const float higher = fmaxf(x[e], x[e + 1]);
+      if (e < used) least = fminf(least, higher > -infinity ? higher : infinity);
+    }
+    low_key = order_key(least);
+  }
   const uint32_t warp_low = __reduce_min_sync(kWholeWarp, low_key);
   const uint32_t warp_high = __reduce_max_sync(kWholeWarp, most_key);
   if (threadIdx.x % 32 == 0) {
-    atomicMin(&found.low, warp_low);
-    atomicMax(&found.high, warp_high);
+    const uint32_t offset = nobodys_offset(rank);
+    shared_widen(shared_address(&found.low) + offset, warp_low,
+                 shared_address(&found.high) + offset, warp_high);
   }
   __syncthreads();
   scale.low = from_order_key(found.low);
-  const float range = from_order_key(found.high) - scale.low;
+  scale.high = from_order_key(found.high);
+  const float range = scale.high - scale.low;
   const bool usable = range > 1e-30f && range < 1e37f;  // false for NaN
   scale.per_score = __fdividef(static_cast<float>(kBins - 2), range);
+  scale.width = range * (1.0f / static_cast<float>(kBins - 2));
   if (usable) {
+    // Of the card's two pipes, integer operations and comparisons have the slower one: hence a
+    // maximum in place of a condition, and a multiplication (by what must not look like 4) for the
+    // address. What is no number goes to the lane's slot too.
+    const uint32_t four = 4 - (rank >> 12);
+    const uint32_t first = shared_address(s.slots) - 4 * __float_as_uint(kSlotZero);
+    const float slot = kSlotZero + static_cast<float>(threadIdx.x % 32);
 #pragma unroll
     for (int e = 0; e < E; ++e) {
-      const float bin = scale.bin(x[e]);
-      if (bin > kBinZero) atomicAdd(&s.bins[__float_as_uint(bin) & (kMaxBins - 1)], 1u);
+      if (e >= used) break;
+      const float bin = fmaxf(scale.bin(x[e]), slot);
+      shared_increment(multiply_add(__float_as_uint(bin), four, first), four / 4);
     }
   }
   __syncthreads();
@@ -271,27 +357,28 @@ __device__ __forceinline__ bool locate(const float (&x)[E], int n, uint32_t rank
   return found.bin != kNoBin;
 }
 
-// Add the scores in `keep` (a bit each) to the candidates. Counts on beyond what fits.
-template <int E, typename Index>
-__device__ __forceinline__ void append(const float (&x)[E], uint32_t keep, Candidates& to,
-                                       uint32_t* taken, Index index) {
-  if (!__any_sync(kWholeWarp, keep != 0)) return;
-  const uint32_t lane = threadIdx.x % 32;
-  const uint32_t own = __popc(keep);
-  const uint32_t inclusive = warp_inclusive_sum(own, lane);
-  uint32_t base = 0;
-  if (lane == 31) base = atomicAdd(taken, inclusive);
-  uint32_t at = __shfl_sync(kWholeWarp, base, 31) + inclusive - own;
+// Add the scores in `bits` to the candidates. Counts on beyond what fits.
+// A bit for each score above the edge, NaN's 0: the sign of a difference, shifted in.
+template <int E>
+__device__ __forceinline__ uint32_t bits_above(const float (&x)[E], int used, float edge) {
+  uint32_t bits = 0;
 #pragma unroll
-  for (int e = 0; e < E; ++e) {
-    if (keep >> e & 1) {
-      if (at < kCandidates) {
-        to.scores[at] = x[e];
-        to.indices[at] = index(e);
-      }
-      ++at;
-    }
+  for (int e = E - 1; e >= 0; --e) {
+    if (e < used) bits = __funnelshift_l(__float_as_uint(__fsub_rn(edge, x[e])), bits, 1);
   }
+  return bits;
+}
+
+template <int E, typename Index>
+__device__ __forceinline__ void append(const float (&x)[E], uint32_t bits, Candidates& to,
+                                       uint32_t* taken, Index index) {
+  if (bits == 0) return;
+  const uint32_t own = __popc(bits);
+  const uint32_t first = shared_add(shared_address(taken) + nobodys_offset(own), own);
+  if (first + own > kCandidates) return;
+  uint32_t at = shared_address(to.entries) + 8 * first;
+#pragma unroll
+  for (int e = 0; e < E; ++e) store_pair_if_set(bits, e, at, x[e], index(e));
 }
 
 // Select by digits of the key, in order of the index: equal scores go to the lowest indices and the
@@ -352,9 +439,8 @@ __device__ __noinline__ void select_by_digits(const Score* scores, const int32_t
         const int i = own + 32 * j;
         const uint32_t at = s_at + min(e_at, wanted_equal);
         const int32_t index = map == nullptr ? i : map[i];
-        if (sink.scores != nullptr) {
-          sink.scores[at] = as_float(scores[i]);
-          sink.out[at] = index;
+        if (sink.entries != nullptr) {
+          sink.entries[at] = make_uint2(__float_as_uint(as_float(scores[i])), index);
         } else {
           sink.put(at, index);
         }
@@ -376,127 +462,210 @@ __device__ __forceinline__ void select_exactly(const Score* scores, const int32_
   select_by_digits<T>(scores, map, n, k, s);  // begins with a barrier
 }
 
-// Store what lies above the found bin, rank what lies inside it. Needs found.inside <= kTies.
-template <int T, int E, typename Index>
-__device__ __forceinline__ void choose(const float (&x)[E], uint32_t k, Selection& s, Found& found,
-                                       const Scale& scale, const Sink& sink, Index index) {
+// Store what lies above the found bin, rank what lies in it. False, and nothing is stored, if more
+// than kTies do. `place`: of a score, a number; `resolve`: from that number to the index to store.
+template <int T, int E, typename Place, typename Resolve>
+__device__ __forceinline__ bool choose(const float (&x)[E], int used, uint32_t k, Selection& s,
+                                       Found& found, const Scale& scale, const Sink& sink,
+                                       Place place, Resolve resolve) {
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const uint32_t above = found.above, inside = found.inside, wanted = k - above;
-  const bool whole_bin = inside == wanted;
-  const float edge = kBinZero + static_cast<float>(found.bin);
-  const float sure_edge = whole_bin ? edge : edge + 1.0f;
-  uint32_t sure = 0, reached = 0;
-#pragma unroll
-  for (int e = 0; e < E; ++e) {
-    const float bin = scale.bin(x[e]);
-    if (bin >= sure_edge) sure |= 1u << e;
-    if (bin >= edge) reached |= 1u << e;
-  }
-  const uint32_t tied = reached & ~sure;
-  const uint32_t own = __popc(sure) | __popc(tied) << 16;
+  // The bin's edges as scores, moved out by more than all that was rounded: what reaches the upper
+  // one surely lies above the bin, and what lies in it or above surely reaches the lower one.
+  const float largest = fmaxf(fabsf(scale.low), fabsf(scale.high));
+  const float half = 0.52f * scale.width + 5e-7f * largest;
+  const float middle = static_cast<float>(found.bin) * scale.width;
+  const float upper = scale.low + (middle + half);
+  const float lower = scale.low + (middle - half);
+  const uint32_t sure_bits = bits_above(x, used, upper);
+  const uint32_t reached_bits = bits_above(x, used, lower);
+  const uint32_t tied_bits = reached_bits & ~sure_bits;
+  const uint32_t own = __popc(sure_bits) | __popc(tied_bits) << 16;
   const uint32_t inclusive = warp_inclusive_sum(own, lane);
   uint32_t base = 0;
-  if (lane == 31 && inclusive != 0) base = atomicAdd(&found.taken, inclusive);
-  const uint32_t at = __shfl_sync(kWholeWarp, base, 31) + inclusive - own;
-  uint32_t sure_at = at & 0xffffu, tied_at = at >> 16;
+  if (lane == 31) base = shared_add(shared_address(&found.taken) + nobodys_offset(k), inclusive);
+  base = __shfl_sync(kWholeWarp, base, 31);
+  const uint32_t before = base + inclusive - own;
+  uint32_t at = shared_address(s.chosen) + 4 * (before & 0xffffu);
 #pragma unroll
   for (int e = 0; e < E; ++e) {
-    if (sure >> e & 1) {
-      s.chosen[sure_at++] = index(e);
-    } else if (tied >> e & 1) {
-      s.ties[tied_at++] = make_uint2(order_key(x[e]), index(e));
+    if (e >= used) break;
+    store_if_set(sure_bits, e, at, place(e));
+  }
+  if (__any_sync(kWholeWarp, tied_bits != 0)) {
+    const uint32_t first = before >> 16;
+    if (first + (own >> 16) <= kTies) {
+      uint32_t tied_at = shared_address(s.ties) + 8 * first;
+#pragma unroll
+      for (int e = 0; e < E; ++e) {
+        if (e >= used) break;
+        store_pair_if_set(tied_bits, e, tied_at, x[e], place(e));
+      }
     }
   }
   __syncthreads();
-  const uint32_t stored = whole_bin ? k : above;
-  for (uint32_t i = threadIdx.x; i < stored; i += T) sink.put(i, s.chosen[i]);
-  if (whole_bin) return;
+  const uint32_t sure = found.taken & 0xffffu, inside = found.taken >> 16;
+  if (inside > kTies) return false;
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < sure; i += T) sink.put(i, resolve(s.chosen[i]));
+#pragma unroll 1
   for (uint32_t target = warp; target < inside; target += T / 32) {
     const uint2 mine = s.ties[target];
+    const float score = __uint_as_float(mine.x);
     uint32_t better = 0;
+#pragma unroll 1
     for (uint32_t first = 0; first < inside; first += 32) {
-      const uint2 other = first + lane < inside ? s.ties[first + lane] : make_uint2(0, 0x7fffffff);
-      const bool is_better = other.x > mine.x || (other.x == mine.x && other.y < mine.y);
-      better += __popc(__ballot_sync(kWholeWarp, is_better));
+      const uint2 other = s.ties[min(first + lane, kTies - 1)];
+      const float its = __uint_as_float(other.x);
+      const bool is_better = its > score || (its == score && other.y < mine.y);
+      better += __popc(__ballot_sync(kWholeWarp, is_better && first + lane < inside));
     }
-    if (lane == 0 && better < wanted) sink.put(above + better, static_cast<int32_t>(mine.y));
+    if (lane == 0 && sure + better < k) sink.put(sure + better, resolve(mine.y));
   }
+  return true;
 }
 
+// The rest of a long row on its way to a block: each thread reads back only what it sent for.
+template <int T, int E, typename Score>
+struct Stream {
+  static constexpr int kSize = ScoreVector<Score>::kSize;
+  static constexpr int kStages = 3;
+  static constexpr int kVectors = 1024 / T;  // of a thread in a stage of 16 KiB
+  static constexpr int kStagesOfRound = E / kSize / kVectors;
+  static_assert(kStagesOfRound >= 1);
+
+  uint4 ring[kStages][kVectors][T];
+
+  static __device__ __forceinline__ int first_of(const Layout<T, E, Score>& layout, int stage,
+                                                 int v) {
+    return kSize * layout.vector(stage % kStagesOfRound * kVectors + v, 1 + stage / kStagesOfRound);
+  }
+
+  // Send for a stage. Past the last one, nothing is asked for, but counted all the same.
+  __device__ __forceinline__ void send(const Score* scores, int n,
+                                       const Layout<T, E, Score>& layout, int stage, int stages) {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      const int first = first_of(layout, stage, v);
+      if (stage < stages && first + kSize <= n) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
+                         shared_address(&ring[stage % kStages][v][threadIdx.x])),
+                     "l"(scores + first)
+                     : "memory");
+      }
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  }
+  static __device__ __forceinline__ void wait_for_oldest() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 1) : "memory");
+  }
+};
+
+// What a block keeps in shared memory for rows longer than its registers.
+template <int T, int E, typename Score>
+struct LongRow {
+  Candidates candidates;
+  Stream<T, E, Score> stream;
+};
+
 // Select k of the n > k scores of which `raw` holds round 0. `map`: indices to store instead of
-// positions, or null. The caller has called begin() and passed a barrier or will not before this.
+// positions, or null. The caller has called begin() and need not have passed a barrier since.
 template <int T, int E, bool kLong, typename Score>
 __device__ __forceinline__ void select(const Score* scores, const int32_t* map, int n, int k,
                                        const Layout<T, E, Score>& layout,
                                        uint4 (&raw)[E / ScoreVector<Score>::kSize], Selection& s,
-                                       Candidates* candidates, const Sink& sink) {
+                                       unsigned char* long_row, const Sink& sink) {
   float x[E];
-  unpack<E, Score>(raw, x);
+  unpack<Score>(raw, x);
   Scale scale;
   if (!kLong || layout.rounds == 1) {
-    if (!locate<T>(x, n, k, s, s.found[0], scale) || s.found[0].inside > kTies) {
-      return select_exactly<T>(scores, map, n, k, s, sink);
-    }
-    return choose<T>(x, k, s, s.found[0], scale, sink, [&](int e) {
-      const int index = layout.index(e, 0);
-      return map == nullptr ? index : map[index];
-    });
+    const bool done = locate<T>(x, E, n, k, s, s.found[0], scale) &&
+                      choose<T>(x, E, k, s, s.found[0], scale, sink,
+                                [&](int e) { return layout.index(e, 0); },
+                                [&](int place) { return map == nullptr ? place : map[place]; });
+    if (!done) select_exactly<T>(scores, map, n, k, s, sink);
+    return;
   }
   if constexpr (kLong) {
+    using Way = Stream<T, E, Score>;
+    constexpr int kSize = ScoreVector<Score>::kSize;
+    auto* row = reinterpret_cast<LongRow<T, E, Score>*>(long_row);
+    Candidates& candidates = row->candidates;
     const int rounds = layout.rounds;
-    load_round<T, E, Score>(scores, n, layout, 1, raw);
+    const int stages = (rounds - 1) * Way::kStagesOfRound;
+#pragma unroll
+    for (int stage = 0; stage < Way::kStages; ++stage) {
+      row->stream.send(scores, n, layout, stage, stages);
+    }
     // So many of the row's k best are in the sample, give or take: choose a score that a few
     // standard deviations more of the sample reach. The k-th of the sample always suffices.
-    const float share = 1.0f / static_cast<float>(rounds);
+    const int used = rounds <= 8 ? E / 2 : E;  // a sample of a sixteenth is enough
+    const float share = static_cast<float>(used) / static_cast<float>(E * rounds);
     const float expected = static_cast<float>(k) * share;
     const float margin = 4.5f * sqrtf(expected * (1.0f - share)) + 4.0f;
     const uint32_t rank = min(static_cast<uint32_t>(k), static_cast<uint32_t>(expected + margin) + 1);
-    if (!locate<T>(x, n / rounds, rank, s, s.found[0], scale)) {
-      return select_exactly<T>(scores, map, n, k, s, sink);
-    }
-    // Any score does as a filter: the counts below decide whether it was good.
-    const float enough = scale.low + (static_cast<float>(s.found[0].bin) - 0.5f) / scale.per_score;
-    clear_bins<T>(s);
-    for (int round = 0;;) {
-      uint32_t keep = 0;
-#pragma unroll
-      for (int e = 0; e < E; ++e) {
-        if (x[e] >= enough) keep |= 1u << e;
+    const int sampled = static_cast<int>(static_cast<float>(n) * share);
+    bool done = locate<T>(x, used, sampled, rank, s, s.found[0], scale);
+    if (done) {
+      // Any score does as a filter: the count in the end decides whether it was good.
+      const float enough = scale.low + (static_cast<float>(s.found[0].bin) - 0.5f) * scale.width;
+      uint32_t* taken = &s.found[0].taken;
+      clear_bins<T>(s);
+      append(x, bits_above(x, E, enough), candidates, taken,
+             [&](int e) { return layout.index(e, 0); });
+      if (static_cast<int>(threadIdx.x) < n % kSize) {
+        const int at = n - n % kSize + threadIdx.x;
+        const float last[1] = {as_float(scores[at])};
+        append(last, bits_above(last, 1, enough), candidates, taken, [&](int) { return at; });
       }
-      append(x, keep, *candidates, &s.found[0].taken, [&](int e) { return layout.index(e, round); });
-      if (++round == rounds) break;
-      unpack<E, Score>(raw, x);
-      if (round + 1 < rounds) load_round<T, E, Score>(scores, n, layout, round + 1, raw);
-    }
-    __syncthreads();
-    const uint32_t kept = s.found[0].taken;
-    if (kept < static_cast<uint32_t>(k) || kept > kCandidates) {
-      return select_exactly<T>(scores, map, n, k, s, sink);
-    }
-    constexpr int kEach = kCandidates / T;
-    float y[kEach];
+#pragma unroll 1
+      for (int stage = 0; stage < stages; ++stage) {
+        Way::wait_for_oldest();
+        float y[Way::kVectors * kSize];
+        uint32_t present = 0;
 #pragma unroll
-    for (int e = 0; e < kEach; ++e) {
-      const uint32_t at = e * T + threadIdx.x;
-      y[e] = at < kept ? candidates->scores[at] : __int_as_float(0x7fffffff);
-    }
-    const auto original = [&](int e) {
-      const int index = candidates->indices[e * T + threadIdx.x];
-      return map == nullptr ? index : map[index];
-    };
-    if (!locate<T>(y, kept, k, s, s.found[1], scale) || s.found[1].inside > kTies) {
-      if (map == nullptr) {
-        return select_exactly<T>(candidates->scores, candidates->indices, kept, k, s, sink);
+        for (int v = 0; v < Way::kVectors; ++v) {
+          const uint4 sent = row->stream.ring[stage % Way::kStages][v][threadIdx.x];
+          ScoreVector<Score>::unpack(sent, y + v * kSize);
+          const bool is_whole = Way::first_of(layout, stage, v) + kSize <= n;
+          present |= is_whole ? ((1u << kSize) - 1) << (v * kSize) : 0;
+        }
+        append(y, bits_above(y, Way::kVectors * kSize, enough) & present, candidates, taken, [&](int e) {
+          return Way::first_of(layout, stage, e / kSize) + e % kSize;
+        });
+        row->stream.send(scores, n, layout, stage + Way::kStages, stages);
       }
-      return select_exactly<T>(scores, map, n, k, s, sink);
+      __syncthreads();
+      const uint32_t kept = *taken;
+      done = kept >= static_cast<uint32_t>(k) && kept <= kCandidates;
+      if (done) {
+        constexpr int kEach = kCandidates / T;
+        float y[kEach];
+#pragma unroll
+        for (int e = 0; e < kEach; ++e) {
+          const uint32_t at = e * T + threadIdx.x;
+          y[e] = __uint_as_float(at < kept ? candidates.entries[at].x : 0x7fffffffu);
+        }
+        const int each = (kept + T - 1) / T;
+        done = locate<T>(y, each, kept, k, s, s.found[1], scale) &&
+               choose<T>(y, each, k, s, s.found[1], scale, sink,
+                         [](int e) { return e * T + static_cast<int>(threadIdx.x); },
+                         [&](int place) {
+                           const int at = candidates.entries[place].y;
+                           return map == nullptr ? at : map[at];
+                         });
+      }
     }
-    choose<T>(y, k, s, s.found[1], scale, sink, original);
+    if (!done) {
+      asm volatile("cp.async.wait_all;" ::: "memory");
+      select_exactly<T>(scores, map, n, k, s, sink);
+    }
   }
 }
 
 // A row of at most k entries: all of them, then -1.
 template <int T>
 __device__ __forceinline__ void take_all(int n, int k, const Sink& sink) {
+#pragma unroll 1
   for (int i = threadIdx.x; i < k; i += T) {
     if (i < n) {
       sink.put(i, i);
@@ -521,36 +690,46 @@ __device__ __forceinline__ int length_of(const Arguments& a, int row) {
 template <int T, int E, bool kLong, int kBlocks, typename Score>
 __global__ __launch_bounds__(T, kBlocks) void rows_kernel(const __grid_constant__ Arguments a) {
   __shared__ Selection s;
-  __shared__ std::conditional_t<kLong, Candidates, char> candidates;
+  extern __shared__ __align__(16) unsigned char long_row[];  // LongRow, if kLong
   const int row = blockIdx.x;
   const Score* scores = static_cast<const Score*>(a.scores) + row * a.score_stride;
   Sink sink = output_of(a, row);
   // A guess: the kernel before this one may still write it. It only says what to load early.
   const int guess = length_of(a, row);
-  release_successor();
   begin<T>(s);
   wait_for_predecessor();
-  const int n = length_of(a, row);
+  release_successor();
   Layout<T, E, Score> layout(guess);
   uint4 raw[E / ScoreVector<Score>::kSize];
-  if (guess > a.k) load_round<T, E, Score>(scores, guess, layout, 0, raw);
+  if (guess > a.k) load(scores, guess, layout, raw);
   const int thread = threadIdx.x;
-  constexpr int kHeld = T < kPagesHeld ? T : kPagesHeld;
+  constexpr int kEach = T < kPagesHeld ? 2 : 1, kHeld = kEach * T < kPagesHeld ? kEach * T : kPagesHeld;
   const auto pages = [&](int entries) { return (entries + (1 << a.page_bits) - 1) >> a.page_bits; };
-  int32_t page = 0;
-  if (sink.pages != nullptr && thread < min(pages(guess), kHeld)) page = sink.pages[thread];
+  int32_t page[kEach];
+  const auto load_pages = [&](int count) {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int at = i * T + thread;
+      page[i] = sink.pages != nullptr && at < min(count, kHeld) ? sink.pages[at] : 0;
+    }
+  };
+  load_pages(pages(guess));
+  const int n = length_of(a, row);  // after the loads: nothing of theirs waits for it
   if (n <= a.k) return take_all<T>(n, a.k, sink);
   if (guess != n) {
     layout = Layout<T, E, Score>(n);
-    load_round<T, E, Score>(scores, n, layout, 0, raw);
-    if (sink.pages != nullptr && thread < min(pages(n), kHeld)) page = sink.pages[thread];
+    load(scores, n, layout, raw);
+    load_pages(pages(n));
   }
   if (sink.pages != nullptr && pages(n) <= kHeld) {
-    if (thread < kHeld) s.pages[thread] = page;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      if (i * T + thread < kHeld) s.pages[i * T + thread] = page[i];
+    }
     sink.pages = s.pages;
   }
   select<T, E, kLong, Score>(scores, nullptr, n, a.k, layout, raw, s,
-                             reinterpret_cast<Candidates*>(&candidates), sink);
+                             long_row, sink);
 }
 
 // One block a row, equal scores to the lowest indices, indices ascending.
@@ -560,8 +739,8 @@ __global__ __launch_bounds__(T) void ordered_kernel(const __grid_constant__ Argu
   const int row = blockIdx.x;
   const Score* scores = static_cast<const Score*>(a.scores) + row * a.score_stride;
   const Sink sink = output_of(a, row);
-  release_successor();
   wait_for_predecessor();
+  release_successor();
   const int n = length_of(a, row);
   if (n <= a.k) return take_all<T>(n, a.k, sink);
   select_exactly<T>(scores, nullptr, n, a.k, s, sink);
@@ -582,13 +761,14 @@ struct Workspace {
   static __host__ __device__ int64_t capacity_of(int64_t chunks, int64_t k) {
     return (chunks * (k + kTies) + 3) / 4 * 4;
   }
-  static __host__ __device__ int64_t header_bytes(int64_t rows) {
-    return (rows * static_cast<int64_t>(sizeof(RowState)) + 255) / 256 * 256;
-  }
+  // The same for all shapes, so that calls of different shapes can share a workspace.
+  static constexpr int64_t kHeaderBytes = 4096;
+  static constexpr int kMostRows = kHeaderBytes / sizeof(RowState);
+
   __device__ __forceinline__ explicit Workspace(const Arguments& a) {
     capacity = capacity_of(a.chunks, a.k);
     states = static_cast<RowState*>(a.workspace);
-    char* after = static_cast<char*>(a.workspace) + header_bytes(a.rows);
+    char* after = static_cast<char*>(a.workspace) + kHeaderBytes;
     scores = reinterpret_cast<float*>(after);
     indices = reinterpret_cast<int32_t*>(after + 4 * capacity * a.rows);
   }
@@ -604,7 +784,8 @@ __device__ __forceinline__ int length_of_chunk(int n, int most) {
 template <int T, int E, typename Score>
 __global__ __launch_bounds__(T, 2) void split_kernel(const __grid_constant__ Arguments a) {
   __shared__ Selection s;
-  __shared__ Candidates candidates;
+  extern __shared__ __align__(16) unsigned char long_row[];  // LongRow of the second selection
+  Candidates& candidates = reinterpret_cast<LongRow<T, E, float>*>(long_row)->candidates;
   const int row = blockIdx.y;
   const Score* scores = static_cast<const Score*>(a.scores) + row * a.score_stride;
   const Sink sink = output_of(a, row);
@@ -614,15 +795,15 @@ __global__ __launch_bounds__(T, 2) void split_kernel(const __grid_constant__ Arg
     return min(n - first, length);
   };
   const int guess = length_of(a, row);
-  release_successor();
   begin<T>(s);
   wait_for_predecessor();
-  const int n = length_of(a, row);
+  release_successor();
   int first;
   int length = chunk_of(guess, first);
   uint4 raw[E / ScoreVector<Score>::kSize];
   Layout<T, E, Score> layout(length);
-  if (guess > a.k && length > 0) load_round<T, E, Score>(scores + first, length, layout, 0, raw);
+  if (guess > a.k && length > 0) load(scores + first, length, layout, raw);
+  const int n = length_of(a, row);
   if (n <= a.k) {
     if (blockIdx.x == 0) take_all<T>(n, a.k, sink);
     return;
@@ -631,7 +812,7 @@ __global__ __launch_bounds__(T, 2) void split_kernel(const __grid_constant__ Arg
     length = chunk_of(n, first);
     if (length > 0) {
       layout = Layout<T, E, Score>(length);
-      load_round<T, E, Score>(scores + first, length, layout, 0, raw);
+      load(scores + first, length, layout, raw);
     }
   }
   if (length <= 0) return;
@@ -644,43 +825,34 @@ __global__ __launch_bounds__(T, 2) void split_kernel(const __grid_constant__ Arg
   float* kept_scores = workspace.scores + row * workspace.capacity;
   int32_t* kept_indices = workspace.indices + row * workspace.capacity;
   float x[E];
-  unpack<E, Score>(raw, x);
+  unpack<Score>(raw, x);
   const int wanted = min(a.k, length);
-  uint32_t keep = 0, total = length;
-  bool exactly = false;
-  if (length <= a.k) {
-#pragma unroll
-    for (int e = 0; e < E; ++e) {
-      if (layout.index(e, 0) < length) keep |= 1u << e;
-    }
-    __syncthreads();  // begin()
-  } else {
-    Scale scale;
-    const Found& found = s.found[0];
-    exactly = !locate<T>(x, length, a.k, s, s.found[0], scale) || found.inside > kTies;
-    if (!exactly) {
-      const float edge = kBinZero + static_cast<float>(found.bin);
-#pragma unroll
-      for (int e = 0; e < E; ++e) {
-        if (scale.bin(x[e]) >= edge) keep |= 1u << e;
-      }
-    }
-    total = exactly ? a.k : found.above + found.inside;
-  }
+  Scale scale;
+  const Found& found = s.found[0];
+  const bool exactly = length <= a.k || !locate<T>(x, E, length, a.k, s, s.found[0], scale) ||
+                       found.inside > kTies;
+  const uint32_t total = exactly ? wanted : found.above + found.inside;
   uint32_t base = 0;
   if (threadIdx.x == 0) base = atomicAdd(&state.stored, total);
   if (exactly) {
-    const Sink aside{nullptr, 0, candidates.indices, nullptr, candidates.scores};
+    const Sink aside{nullptr, 0, nullptr, nullptr, candidates.entries};
     select_exactly<T>(scores + first, nullptr, length, wanted, s, aside);
   } else {
-    append(x, keep, candidates, &s.found[1].taken, [&](int e) { return layout.index(e, 0); });
+    const float below = kBinZero + static_cast<float>(found.bin) - 1.0f;
+    float bin[E];
+#pragma unroll
+    for (int e = 0; e < E; ++e) bin[e] = scale.bin(x[e]);
+    const uint32_t bits = bits_above(bin, E, below);
+    append(x, bits, candidates, &s.found[1].taken, [&](int e) { return layout.index(e, 0); });
   }
   if (threadIdx.x == 0) s.base = base;
   __syncthreads();
   base = s.base;
+#pragma unroll 1
   for (uint32_t i = threadIdx.x; i < total; i += T) {
-    kept_scores[base + i] = candidates.scores[i];
-    kept_indices[base + i] = first + candidates.indices[i];
+    const uint2 entry = candidates.entries[i];
+    kept_scores[base + i] = __uint_as_float(entry.x);
+    kept_indices[base + i] = first + static_cast<int32_t>(entry.y);
   }
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -696,11 +868,11 @@ __global__ __launch_bounds__(T, 2) void split_kernel(const __grid_constant__ Arg
   begin<T>(s);
   const Layout<T, E, float> kept_layout(kept);
   uint4 kept_raw[E / ScoreVector<float>::kSize];
-  load_round<T, E, float>(kept_scores, kept, kept_layout, 0, kept_raw);
+  load(kept_scores, kept, kept_layout, kept_raw);
   __syncthreads();  // all have read `stored`
   if (threadIdx.x == 0) state = RowState{0, 0};
   select<T, E, true, float>(kept_scores, kept_indices, kept, a.k, kept_layout, kept_raw, s,
-                            &candidates, sink);
+                            long_row, sink);
 }
 
 }  // namespace seatrial::topk
