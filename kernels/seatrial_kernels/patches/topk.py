@@ -15,7 +15,6 @@ from typing import Any
 
 from seatrial_kernels import report, selection, upstream
 from seatrial_kernels.patches.index_store import require_kernel
-from seatrial_kernels.plugin import PatchError
 from seatrial_kernels.upstream import Hook
 
 NAME = "topk"
@@ -53,9 +52,7 @@ def _plan_0_5_17(seq_lens: Any, static_threshold: Any = 0) -> Any:
 
 
 def _select(scores: Any, lengths: Any, table: Any, out: Any, page_size: int, raw: Any) -> None:
-    if table is None:
-        raise PatchError("topk selects through a page table; this model asks for none")
-    from seatrial_kernels.topk import topk_transform  # type: ignore[import-not-found]
+    from seatrial_kernels.topk import topk_transform
 
     topk_transform(scores, lengths, table, out, page_size, raw)
 

@@ -338,8 +338,8 @@ def test_both_top_ks_are_ours(
     indexer.topk_transform_paged_v2(scores, lengths, table, out, 64, plan, out)
     assert taken[0] == (scores, lengths, table, out, 64, None)
     assert taken[1][5] is out
-    with pytest.raises(PatchError, match="this model asks for none"):
-        indexer.topk_transform_paged_v2(scores, lengths, None, out, 64, plan)
+    indexer.topk_transform_paged_v2(scores, lengths, None, out, 64, plan)
+    assert taken[2] == (scores, lengths, None, out, 64, None)
 
 
 # --- widths ------------------------------------------------------------------------------------
