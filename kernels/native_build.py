@@ -182,7 +182,8 @@ def declared(sources: Path = SOURCES) -> dict[str, Any]:
     An operation may have a table ``[declares]``; its keys come into native.json as they are.
     """
     rules = sorted(sources.glob("*/gate.toml"))
-    facts: dict[str, Any] = {"ops": [path.parent.name for path in rules]}
+    ops = [path.parent.name for path in rules if path.parent.name != "common"]
+    facts: dict[str, Any] = {"ops": ops}
     for path in rules:
         facts |= tomllib.loads(path.read_text()).get("declares", {})
     return facts

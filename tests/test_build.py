@@ -18,6 +18,7 @@ DESCRIPTION: dict[str, Any] = {
     "kernels": {"version": "0.1.0", "sha256": "a" * 64},
     "lock_sha256": "b" * 64,
     "patches": ["cpu_engine", "cpu_dsa"],
+    "patches_needed": {"index_topk": {"cpu_dsa": [512, 1024]}},
     "supported_index_topk": [512, 1024],
     "supported_index_key_dtypes": ["fp8_e4m3", "bf16", "fp32"],
     "index_key_bytes_per_token": {"fp8_e4m3": 33, "bf16": 64, "fp32": 128},

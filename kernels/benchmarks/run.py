@@ -1,6 +1,7 @@
 """Build, check and time every operation on this machine's GPU.
 
     python kernels/benchmarks/run.py [--op OP] [--only TEXT] [--json FILE] [--nvcc PATH]
+                                     [--peers FOLDER]
 
 Prints a table and writes the same as JSON. Exits with 1 if a check is red: that case has no time.
 """
@@ -16,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 import native_build
-from benchmarks import harness
+from benchmarks import harness, peers
 from seatrial_kernels import native
 
 
@@ -24,14 +25,19 @@ def main() -> None:
     """Run the benchmarks."""
     import torch
 
-    ops = sorted(path.stem for path in HERE.glob("*.py") if path.stem not in {"run", "harness"})
+    ops = sorted(
+        path.stem for path in HERE.glob("*.py") if path.stem not in {"run", "harness", "peers"}
+    )
     parser = argparse.ArgumentParser(description="Build, check and time the kernels.")
     parser.add_argument("--op", choices=ops, action="append", help="only this one; repeatable")
     parser.add_argument("--only", default="", help="only cases whose name has this text")
     parser.add_argument("--json", type=Path, default=Path("kernels-benchmark.json"))
     parser.add_argument("--nvcc", type=Path)
+    parser.add_argument("--peers", type=Path, help="folder of public kernels compiled elsewhere")
     given = parser.parse_args()
 
+    if given.peers:
+        peers.folder = given.peers
     begun = time.monotonic()
     if native.description().get("source_sha256") != native_build.source_sha256():
         native_build.build(native.LIBRARY.parent, native_build.find_nvcc(given.nvcc))

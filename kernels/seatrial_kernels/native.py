@@ -58,7 +58,9 @@ def library() -> ctypes.CDLL:
 
 
 def check_device() -> None:
-    """Ask whether the library has code for this thread's current GPU.
+    """Ask whether the library has code for this thread's current GPU, and wait for its context.
+
+    A process that has not chosen its GPU yet would make one on the first.
 
     Raises
     ------

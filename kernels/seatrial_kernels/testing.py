@@ -3,6 +3,10 @@
 Nothing here is imported when serving.
 """
 
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
 import torch
 
 REPEATS = 20
@@ -50,3 +54,24 @@ def worst(found: torch.Tensor, wanted: torch.Tensor, tolerance: torch.Tensor | f
         f"{wrong} of {a.numel()} values are wrong, worst at {index}: "
         f"{a.flatten()[at].item():.9g} instead of {b.flatten()[at].item():.9g}"
     )
+
+
+def checkpoint_tensors(folder: Path, pattern: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of a checkpoint whose names the regular expression matches, on the CPU.
+
+    Raises
+    ------
+    FileNotFoundError
+        When the folder has no such tensor: a run on real weights must not be a run on none.
+    """
+    from safetensors import safe_open
+
+    found = False
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as checkpoint:
+            for name in checkpoint.keys():  # noqa: SIM118 - it is no dictionary
+                if re.search(pattern, name):
+                    found = True
+                    yield name, checkpoint.get_tensor(name)
+    if not found:
+        raise FileNotFoundError(f"no tensor in {folder}/*.safetensors has a name like {pattern}")

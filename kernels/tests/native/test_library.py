@@ -2,14 +2,24 @@
 
 import ctypes
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import native_build
 import pytest
 from seatrial_kernels import native
+
+INDEX_STORE = (
+    *([native.POINTER] * 6),
+    *([native.INT64] * 4),
+    native.FLOAT,
+    *([native.INT] * 5),
+    native.STREAM,
+)
 
 
 @pytest.fixture
@@ -37,10 +47,23 @@ def test_it_needs_nothing_but_the_c_library(built: Path) -> None:
     assert needed
 
 
-def test_it_loads_without_torch(loaded: ctypes.CDLL) -> None:
-    """This very process has no torch, and the library answers."""
-    assert "torch" not in sys.modules
-    assert loaded.seatrial_error_string(0) == b"no error"
+def test_it_loads_without_torch(built: Path) -> None:
+    """In a process without torch every function of the operations is found and can be called."""
+    program = f"""
+import ctypes, sys
+library = ctypes.CDLL({str(built / native_build.LIBRARY)!r})
+library.seatrial_error_string.restype = ctypes.c_char_p
+assert library.seatrial_error_string(0) == b"no error"
+for name in sys.argv[1:]:
+    getattr(library, name)
+assert "torch" not in sys.modules
+"""
+    names = re.findall(
+        r'extern "C" SEATRIAL_EXPORT [\w\s*]+?(\w+)\(',
+        "".join(path.read_text() for path in native_build.SOURCES.glob("*/*.cu")),
+    )
+    assert {"seatrial_check_device", "seatrial_index_store"} <= set(names)
+    subprocess.run([sys.executable, "-S", "-c", program, *names], check=True)
 
 
 def test_without_a_gpu_a_call_says_so(loaded: ctypes.CDLL) -> None:
@@ -49,6 +72,10 @@ def test_without_a_gpu_a_call_says_so(loaded: ctypes.CDLL) -> None:
         pytest.skip("not run: this machine has a GPU")
     with pytest.raises(native.NativeError, match=r"^seatrial_check_device: CUDA error .* needs? a"):
         native.check_device()
+    store = native.function("seatrial_index_store", *INDEX_STORE)
+    store(*[0] * len(INDEX_STORE))  # no keys: nothing to launch
+    with pytest.raises(native.NativeError, match=r"^seatrial_index_store: CUDA error .* needs? a"):
+        store(*[1 if kind is native.INT64 else 0 for kind in INDEX_STORE[:11]], 1, 32, 0, 0, 0, 0)
 
 
 def test_another_version_of_the_library_is_named(loaded: ctypes.CDLL) -> None:
@@ -74,6 +101,24 @@ def test_it_describes_itself(built: Path) -> None:
     assert told["architectures"] == ["sm_90", "sm_120"]
     assert told["targets"] == ["sm_90a", "sm_120a"]
     assert told["source_sha256"] == native_build.source_sha256()
+
+
+def test_what_is_compiled_reaches_the_builds_description(
+    loaded: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A build with the library is for its cards and has the patches and dtypes of CUDA."""
+    from seatrial_kernels import describe
+
+    monkeypatch.setattr(describe, "version", lambda name: "1")
+    told: dict[str, Any] = describe.description()
+    assert told["architectures"] == ["sm_90", "sm_120"]
+    assert set(told["supported_index_key_dtypes"]) == {"fp8_e4m3", "bf16"}
+    assert told["index_key_bytes_per_token"] == {"fp8_e4m3": 33.0, "bf16": 64.0}
+    assert "index_store" in told["patches"]
+    assert "cpu_dsa" not in told["patches"]
+    assert {512, 1024} <= set(told["supported_index_topk"])
+    monkeypatch.setattr(native, "description", dict)
+    assert describe.description()["architectures"] == ["cpu"]
 
 
 def test_a_compiler_error_is_shown(tmp_path: Path) -> None:
