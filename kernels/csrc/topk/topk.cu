@@ -23,9 +23,13 @@ enum Way {
   kWays
 };
 
-constexpr int kSplitThreads = 512, kSplitEach = 16, kChunk = kSplitThreads * kSplitEach;
+constexpr int kSplitThreads = 256, kSplitEach = 32, kChunk = kSplitThreads * kSplitEach;
 
 int chunks_of(int width) { return ceil_div(width, kChunk); }
+
+long long workspace_bytes_of(int rows, int width, int k) {
+  return Workspace::kHeaderBytes + 8 * Workspace::capacity_of(chunks_of(width), k) * rows;
+}
 
 int most_of(Way way) {
   switch (way) {
@@ -46,7 +50,7 @@ int most_of(Way way) {
 
 // Measured on an H200 (docs/kernels.md), of 132 multiprocessors, and written as what each limit
 // stands for: whether the card has a block for each multiprocessor (`few`), or more than two.
-Way way_of(int rows, int width, int k) {
+Way way_of(int rows, int width, int k, bool has_workspace) {
   const bool few = rows <= 132, many = rows > 264;
   if (width <= 2048) return kRows2048By256;
   if (width <= 4096) return few && k > 512 ? kRows4096By512 : kRows4096By256;
@@ -54,7 +58,7 @@ Way way_of(int rows, int width, int k) {
   if (width <= 16384 && few) return k <= 1024 ? kRows16384By512 : kLongBy1024;
   if (width <= 32768) return many ? kLongBy256 : kLongBy512;
   const int blocks = rows * chunks_of(width);
-  if (blocks <= 132 || (blocks <= 264 && rows <= 16)) return kSplit;
+  if (has_workspace && (blocks <= 132 || (blocks <= 264 && rows <= 16))) return kSplit;
   return k > 1024 && width > 131072 ? kLongBy1024 : kLongBy512;
 }
 
@@ -120,15 +124,14 @@ int queue(const Arguments& a, Way way, bool ordered, void* stream) {
 }  // namespace
 }  // namespace seatrial::topk
 
-// Bytes of workspace that a call with these sizes may use; 0 for most. Zero them once.
+// Bytes of workspace with which a call with these sizes is fastest; 0 for most. Zero them once. Calls
+// that may run at the same time need one each.
 extern "C" SEATRIAL_EXPORT long long seatrial_topk_workspace_bytes(int rows, int width, int k,
                                                                    int way) {
   using namespace seatrial::topk;
   if (rows <= 0 || width <= 0) return 0;
-  if (way == kByShape) way = way_of(rows, width, k);
-  if (way != kSplit) return 0;
-  const long long capacity = Workspace::capacity_of(chunks_of(width), k);
-  return Workspace::kHeaderBytes + 8 * capacity * rows;
+  if (way == kByShape) way = way_of(rows, width, k, true);
+  return way == kSplit ? workspace_bytes_of(rows, width, k) : 0;
 }
 
 // See Arguments for shapes. `bf16`: type of the scores. `pages`: columns of the page table.
@@ -163,14 +166,12 @@ extern "C" SEATRIAL_EXPORT int seatrial_topk(const void* scores, int bf16, const
     a.limit = pages << a.page_bits;
   }
   a.chunks = chunks_of(width);
-  const Way chosen = way == kByShape ? way_of(rows, width, k) : static_cast<Way>(way);
+  const bool has_workspace = workspace != nullptr && rows <= Workspace::kMostRows &&
+                             workspace_bytes >= workspace_bytes_of(rows, width, k);
+  const Way chosen =
+      way == kByShape ? way_of(rows, width, k, has_workspace) : static_cast<Way>(way);
   if (chosen < 0 || chosen >= kWays || width > most_of(chosen)) return kInvalid;
-  if (chosen == kSplit && !ordered) {
-    if (workspace == nullptr || rows > Workspace::kMostRows ||
-        workspace_bytes < seatrial_topk_workspace_bytes(rows, width, k, kSplit)) {
-      return kInvalid;
-    }
-  }
+  if (chosen == kSplit && !has_workspace && !ordered) return kInvalid;
   return bf16 ? queue<__nv_bfloat16>(a, chosen, ordered != 0, stream)
               : queue<float>(a, chosen, ordered != 0, stream);
 }

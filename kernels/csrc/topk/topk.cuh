@@ -201,6 +201,14 @@ __device__ __forceinline__ uint4 load_tail(const Score* from, int count) {
   return make_uint4(low, low >> 32, high, high >> 32);
 }
 
+// to = from if a == b. An `if` with a register array on its left becomes an index into memory.
+__device__ __forceinline__ void replace_if_equal(int a, int b, const uint4& from, uint4& to) {
+  asm("{ .reg .pred p; setp.eq.s32 p, %4, %5; @p mov.u32 %0, %6; @p mov.u32 %1, %7;"
+      " @p mov.u32 %2, %8; @p mov.u32 %3, %9; }"
+      : "+r"(to.x), "+r"(to.y), "+r"(to.z), "+r"(to.w)
+      : "r"(a), "r"(b), "r"(from.x), "r"(from.y), "r"(from.z), "r"(from.w));
+}
+
 // Load round 0; NaN where the row has ended. Of a longer row, only whole vectors.
 template <int kCount, int T, int E, typename Score>
 __device__ __forceinline__ void load(const Score* scores, int n,
@@ -212,11 +220,12 @@ __device__ __forceinline__ void load(const Score* scores, int n,
     raw[j] = make_uint4(Vector::kAbsent, Vector::kAbsent, Vector::kAbsent, Vector::kAbsent);
     load_vector(scores + at, at + Vector::kSize, n, raw[j]);
   }
-  if (layout.rounds != 1 || n % Vector::kSize == 0) return;
+  // Of a row of one round, the last vector is thread (last % T)'s.
+  const int last = n / Vector::kSize;
+  if (layout.rounds == 1 && n % Vector::kSize != 0 && last % T == static_cast<int>(threadIdx.x)) {
+    const uint4 tail = load_tail(scores + last * Vector::kSize, n % Vector::kSize);
 #pragma unroll
-  for (int j = 0; j < kCount; ++j) {
-    const int at = layout.vector(j, 0) * Vector::kSize;
-    if (at < n && at + Vector::kSize > n) raw[j] = load_tail(scores + at, n - at);
+    for (int j = 0; j < kCount; ++j) replace_if_equal(j, last / T, tail, raw[j]);
   }
 }
 
@@ -245,8 +254,8 @@ __device__ __forceinline__ void begin(Selection& s) {
   if (threadIdx.x < 2) s.found[threadIdx.x] = Found{0xffffffffu, 0, kNoBin, 0, 0, kNoBin, 0};
 }
 
-// Find the bin that holds the `rank`-th entry from the top, and the `safe_rank`-th. Needs bins
-// complete and visible, and both kNoBin in `found`; ends with a barrier.
+// Find the bin that holds the `rank`-th entry from the top, and the `safe_rank`-th, a later one or 0
+// for none. Needs bins complete and visible, and both kNoBin in `found`; ends with a barrier.
 template <int T, int N>
 __device__ __forceinline__ void find_bin(Selection& s, Found& found, uint32_t rank,
                                          uint32_t safe_rank) {
@@ -277,7 +286,7 @@ __device__ __forceinline__ void find_bin(Selection& s, Found& found, uint32_t ra
   __syncthreads();
   const uint32_t before = __reduce_add_sync(kWholeWarp, lane < warp ? s.warp_sums[0][lane] : 0);
   uint32_t above = before + inclusive - own;
-  if (above < safe_rank && rank <= above + own) {
+  if (above < max(rank, safe_rank) && rank <= above + own) {
 #pragma unroll
     for (int i = kEach - 1; i >= 0; --i) {
       if (above < rank && rank <= above + count[i]) {
@@ -412,7 +421,7 @@ __device__ __noinline__ void select_by_digits(const Score* scores, const int32_t
       if ((key & decided) == prefix) atomicAdd(&s.bins[key >> shift & mask], 1u);
     }
     __syncthreads();
-    find_bin<T, kMaxBins>(s, s.found[0], remaining, remaining);
+    find_bin<T, kMaxBins>(s, s.found[0], remaining, 0);
     remaining -= s.found[0].above;
     prefix |= s.found[0].bin << shift;
     decided |= mask << shift;
@@ -564,7 +573,7 @@ __device__ __forceinline__ bool choose_among_candidates(const int32_t* map, int 
     const int at = e * T + threadIdx.x;
     y[e] = __uint_as_float(at < entries ? candidates.entries[at].x : 0x7fffffffu);
   }
-  if (!locate<T>(y, each, entries, k, k, s, s.found[1], scale) || only_locate) return false;
+  if (!locate<T>(y, each, entries, k, 0, s, s.found[1], scale) || only_locate) return false;
   return choose<T>(y, each, k, s, s.found[1], scale, sink,
                    [](int e) { return e * T + static_cast<int>(threadIdx.x); },
                    [&](int place) {
@@ -582,36 +591,32 @@ __device__ __noinline__ void select_again(const Score* scores, const int32_t* ma
   constexpr int kSize = ScoreVector<Score>::kSize;
   asm volatile("cp.async.wait_all;" ::: "memory");
   Scale scale;
-  for (int attempt = 0; attempt < 3; ++attempt) {
-    if (kept > kCandidates) {
-      __syncthreads();
-      begin<T>(s);
-      __syncthreads();
-      // What came too late for the candidates left no gap before the last 32 of them.
-      choose_among_candidates<T>(map, kCandidates - 32, k, s, candidates, scale, s.sink, true);
-      if (s.found[1].bin == kNoBin) break;
-      enough = scale.edge(s.found[1].bin);
-    }
+#pragma unroll 1
+  for (int attempt = 0; attempt < 4; ++attempt) {
     __syncthreads();
     begin<T>(s);
     __syncthreads();
-    uint32_t* taken = &s.found[0].taken;
-    for (int vector = threadIdx.x; vector < n / kSize; vector += T) {
-      uint4 raw;
-      load_vector(scores + vector * kSize, 0, 0, raw);
-      float y[kSize];
-      ScoreVector<Score>::unpack(raw, y);
-      append(y, bits_above(y, kSize, enough), candidates, taken,
-             [&](int e) { return vector * kSize + e; });
+    if (attempt > 0 || kept < k) {
+      uint32_t* taken = &s.found[0].taken;
+      for (int vector = threadIdx.x; vector < n / kSize; vector += T) {
+        uint4 raw;
+        load_vector(scores + vector * kSize, 0, 0, raw);
+        float y[kSize];
+        ScoreVector<Score>::unpack(raw, y);
+        append(y, bits_above(y, kSize, enough), candidates, taken,
+               [&](int e) { return vector * kSize + e; });
+      }
+      append_tail(scores, n, enough, candidates, taken);
+      __syncthreads();
+      kept = *taken;
+      if (kept < k) break;
     }
-    append_tail(scores, n, enough, candidates, taken);
-    __syncthreads();
-    kept = *taken;
-    if (kept < k) break;
-    if (kept <= kCandidates) {
-      if (choose_among_candidates<T>(map, kept, k, s, candidates, scale, s.sink)) return;
-      break;
-    }
+    // What came too late for the candidates left no gap before the last 32 of them.
+    const bool fits = kept <= kCandidates;
+    const int entries = fits ? kept : kCandidates - 32;
+    if (choose_among_candidates<T>(map, entries, k, s, candidates, scale, s.sink, !fits)) return;
+    if (fits || s.found[1].bin == kNoBin) break;
+    enough = scale.edge(s.found[1].bin);
   }
   select_by_digits<T>(scores, map, n, k, s);
 }
@@ -670,7 +675,7 @@ __device__ __forceinline__ void select(const Score* scores, const int32_t* map, 
   unpack<Score>(raw, x);
   Scale scale;
   if (!kLong || layout.rounds == 1) {
-    const bool done = locate<T>(x, E, n, k, k, s, s.found[0], scale) &&
+    const bool done = locate<T>(x, E, n, k, 0, s, s.found[0], scale) &&
                       choose<T>(x, E, k, s, s.found[0], scale, sink,
                                 [&](int e) { return layout.index(e, 0); },
                                 [&](int place) { return map == nullptr ? place : map[place]; });
@@ -758,9 +763,20 @@ __device__ __forceinline__ int length_of(const Arguments& a, int row) {
   return max(0, min(load_latest(a.lengths + row), a.limit));
 }
 
+// Blocks that a multiprocessor should hold. For sm_120 the compiler needs a few registers more, and
+// would spill them.
+template <int E>
+constexpr int held(int blocks) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+  return E == 32 && blocks > 2 ? 2 : blocks;
+#else
+  return blocks;
+#endif
+}
+
 // One block a row.
 template <int T, int E, bool kLong, int kBlocks, typename Score>
-__global__ __launch_bounds__(T, kBlocks) void rows_kernel(const __grid_constant__ Arguments a) {
+__global__ __launch_bounds__(T, held<E>(kBlocks)) void rows_kernel(const __grid_constant__ Arguments a) {
   __shared__ Selection s;
   extern __shared__ __align__(16) unsigned char long_row[];  // LongRow, if kLong
   const int row = blockIdx.x;
@@ -776,7 +792,8 @@ __global__ __launch_bounds__(T, kBlocks) void rows_kernel(const __grid_constant_
   uint4 raw[E / ScoreVector<Score>::kSize];
   if (guess > a.k) load(scores, guess, layout, raw);
   const int thread = threadIdx.x;
-  constexpr int kEach = T < kPagesHeld ? 2 : 1, kHeld = kEach * T < kPagesHeld ? kEach * T : kPagesHeld;
+  constexpr int kEach = kLong && T < kPagesHeld ? 2 : 1;
+  constexpr int kHeld = kEach * T < kPagesHeld ? kEach * T : kPagesHeld;
   const auto pages = [&](int entries) { return (entries + (1 << a.page_bits) - 1) >> a.page_bits; };
   int32_t page[kEach];
   const auto load_pages = [&](int count) {
@@ -846,15 +863,16 @@ struct Workspace {
   }
 };
 
-// Select among what the chunks of a row kept.
-template <int T, int E>
-__device__ __noinline__ void select_kept(const float* scores, const int32_t* indices, int n, int k,
-                                         Selection& s, unsigned char* long_row) {
-  const Layout<T, E, float> layout(n);
-  uint4 raw[E / ScoreVector<float>::kSize];
+// Select among what the chunks of a row kept, or in a row of one chunk, in registers of its own. The
+// sink is s.sink.
+template <int T, int E, bool kLong, typename Score>
+__device__ __noinline__ void select_apart(const Score* scores, const int32_t* map, int n, int k,
+                                          Selection& s, unsigned char* long_row) {
+  const Layout<T, E, Score> layout(n);
+  uint4 raw[E / ScoreVector<Score>::kSize];
   load(scores, n, layout, raw);
   const Sink sink = s.sink;
-  select<T, E, true, float>(scores, indices, n, k, layout, raw, s, long_row, sink);
+  select<T, E, kLong, Score>(scores, map, n, k, layout, raw, s, long_row, sink);
 }
 
 // Chunks of a row are equally long, but for the last: a multiple of what keeps vectors aligned.
@@ -900,8 +918,9 @@ __global__ __launch_bounds__(T, 2) void split_kernel(const __grid_constant__ Arg
   }
   if (length <= 0) return;
   if (length == n) {  // the only chunk
-    return select<T, E, false, Score>(scores, nullptr, n, a.k, layout, raw, s, nullptr,
-                                      output_of(a, row));
+    if (threadIdx.x == 0) s.sink = output_of(a, row);
+    __syncthreads();
+    return select_apart<T, E, false, Score>(scores, nullptr, n, a.k, s, nullptr);
   }
 
   RowState& state = static_cast<RowState*>(a.workspace)[row];
@@ -910,7 +929,7 @@ __global__ __launch_bounds__(T, 2) void split_kernel(const __grid_constant__ Arg
   const int wanted = min(a.k, length);
   Scale scale;
   const Found& found = s.found[0];
-  const bool exactly = length <= a.k || !locate<T>(x, E, length, a.k, a.k, s, s.found[0], scale) ||
+  const bool exactly = length <= a.k || !locate<T>(x, E, length, a.k, 0, s, s.found[0], scale) ||
                        found.inside > kTies;
   const uint32_t total = exactly ? wanted : found.above + found.inside;
   uint32_t base = 0;
@@ -950,7 +969,7 @@ __global__ __launch_bounds__(T, 2) void split_kernel(const __grid_constant__ Arg
   if (threadIdx.x == 0) s.sink = output_of(a, row);
   __syncthreads();  // and all have read `stored`
   if (threadIdx.x == 0) state = RowState{0, 0};
-  select_kept<T, E>(kept_scores, kept_indices, kept, a.k, s, long_row);
+  select_apart<T, E, true, float>(kept_scores, kept_indices, kept, a.k, s, long_row);
 }
 
 }  // namespace seatrial::topk
