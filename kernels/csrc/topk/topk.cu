@@ -6,21 +6,60 @@
 namespace seatrial::topk {
 namespace {
 
-// The ways to select; 0 lets the shape decide. The others serve tests and benchmarks.
-enum Way { kByShape = 0, kRows2048 = 1, kRows4096 = 2, kRows8192 = 3, kLong512 = 4, kLong1024 = 5, kSplit = 6, kRows8192Many = 7, kRows16384 = 8 };
+// The ways to select; 0 lets the shape decide. The others serve tests and benchmarks. A name says up
+// to which width a row fits the registers, and how many threads a block has.
+enum Way {
+  kByShape,
+  kRows2048By256,
+  kRows4096By256,
+  kRows4096By512,
+  kRows8192By256,
+  kRows8192By512,
+  kRows16384By512,
+  kLongBy256,
+  kLongBy512,
+  kLongBy1024,
+  kSplit,
+  kWays
+};
 
-constexpr int kSplitThreads = 512, kSplitEach = 16, kChunk = kSplitThreads * kSplitEach;
-constexpr int kSplitBlocks = 264;    // at most so many chunks: more rows keep the card busy without
-constexpr int kSplitWidth = 32768;  // no split up to here: one block is as fast
+constexpr int kSplitThreads = 256, kSplitEach = 32, kChunk = kSplitThreads * kSplitEach;
 
 int chunks_of(int width) { return ceil_div(width, kChunk); }
 
-Way way_of(int rows, int width) {
-  if (width <= 2048) return kRows2048;
-  if (width <= 4096) return kRows4096;
-  if (width <= 8192) return kRows8192;
-  if (width > kSplitWidth && rows * chunks_of(width) <= kSplitBlocks) return kSplit;
-  return rows <= 132 || width > 131072 ? kLong1024 : kLong512;
+long long workspace_bytes_of(int rows, int width, int k) {
+  return Workspace::kHeaderBytes + 8 * Workspace::capacity_of(chunks_of(width), k) * rows;
+}
+
+int most_of(Way way) {
+  switch (way) {
+    case kRows2048By256:
+      return 2048;
+    case kRows4096By256:
+    case kRows4096By512:
+      return 4096;
+    case kRows8192By256:
+    case kRows8192By512:
+      return 8192;
+    case kRows16384By512:
+      return 16384;
+    default:
+      return 0x7fffffff;
+  }
+}
+
+// Measured on an H200 (docs/kernels.md), of 132 multiprocessors, and written as what each limit
+// stands for: whether the card has a block for each multiprocessor (`few`), or more than two.
+Way way_of(int rows, int width, int k, bool has_workspace) {
+  const bool few = rows <= 132, many = rows > 264;
+  if (width <= 2048) return kRows2048By256;
+  if (width <= 4096) return few && k > 512 ? kRows4096By512 : kRows4096By256;
+  if (width <= 8192) return many || (few && k <= 512) ? kRows8192By256 : kRows8192By512;
+  if (width <= 16384 && few) return k <= 1024 ? kRows16384By512 : kLongBy1024;
+  if (width <= 32768) return many ? kLongBy256 : kLongBy512;
+  const int blocks = rows * chunks_of(width);
+  if (has_workspace && (blocks <= 132 || (blocks <= 264 && rows <= 16))) return kSplit;
+  return k > 1024 && width > 131072 ? kLongBy1024 : kLongBy512;
 }
 
 // Dynamic shared memory beyond 48 KiB is asked for once for each kernel and device.
@@ -52,15 +91,23 @@ template <typename Score>
 int queue(const Arguments& a, Way way, bool ordered, void* stream) {
   if (ordered) return launch(ordered_kernel<512, Score>, dim3(a.rows), 512, 0, stream, true, a);
   switch (way) {
-    case kRows2048:
+    case kRows2048By256:
       return queue_rows<256, 8, false, 5, Score>(a, stream);
-    case kRows4096:
+    case kRows4096By256:
       return queue_rows<256, 16, false, 4, Score>(a, stream);
-    case kRows8192:
+    case kRows4096By512:
+      return queue_rows<512, 8, false, 2, Score>(a, stream);
+    case kRows8192By256:
+      return queue_rows<256, 32, false, 3, Score>(a, stream);
+    case kRows8192By512:
       return queue_rows<512, 16, false, 2, Score>(a, stream);
-    case kLong512:
+    case kRows16384By512:
+      return queue_rows<512, 32, false, 1, Score>(a, stream);
+    case kLongBy256:
+      return queue_rows<256, 16, true, 3, Score>(a, stream);
+    case kLongBy512:
       return queue_rows<512, 16, true, 2, Score>(a, stream);
-    case kLong1024:
+    case kLongBy1024:
       return queue_rows<1024, 16, true, 1, Score>(a, stream);
     case kSplit: {
       constexpr auto kernel = split_kernel<kSplitThreads, kSplitEach, Score>;
@@ -69,31 +116,22 @@ int queue(const Arguments& a, Way way, bool ordered, void* stream) {
       if (const int error = allow_shared(kernel, kShared, asked)) return error;
       return launch(kernel, dim3(a.chunks, a.rows), kSplitThreads, kShared, stream, true, a);
     }
-    case kRows8192Many:
-      return queue_rows<256, 32, false, 3, Score>(a, stream);
-    case kRows16384:
-      return queue_rows<512, 32, false, 1, Score>(a, stream);
     default:
       return static_cast<int>(cudaErrorInvalidValue);
   }
 }
 
-int most_of(Way way) {
-  return way == kRows2048 ? 2048 : way == kRows4096 ? 4096 : way == kRows8192 || way == kRows8192Many ? 8192 : way == kRows16384 ? 16384 : 0x7fffffff;
-}
-
 }  // namespace
 }  // namespace seatrial::topk
 
-// Bytes of workspace that a call with these sizes may use; 0 for most. Zero them once.
+// Bytes of workspace with which a call with these sizes is fastest; 0 for most. Zero them once. Calls
+// that may run at the same time need one each.
 extern "C" SEATRIAL_EXPORT long long seatrial_topk_workspace_bytes(int rows, int width, int k,
                                                                    int way) {
   using namespace seatrial::topk;
   if (rows <= 0 || width <= 0) return 0;
-  if (way == kByShape) way = way_of(rows, width);
-  if (way != kSplit) return 0;
-  const long long capacity = Workspace::capacity_of(chunks_of(width), k);
-  return Workspace::kHeaderBytes + 8 * capacity * rows;
+  if (way == kByShape) way = way_of(rows, width, k, true);
+  return way == kSplit ? workspace_bytes_of(rows, width, k) : 0;
 }
 
 // See Arguments for shapes. `bf16`: type of the scores. `pages`: columns of the page table.
@@ -128,14 +166,12 @@ extern "C" SEATRIAL_EXPORT int seatrial_topk(const void* scores, int bf16, const
     a.limit = pages << a.page_bits;
   }
   a.chunks = chunks_of(width);
-  const Way chosen = way == kByShape ? way_of(rows, width) : static_cast<Way>(way);
-  if (width > most_of(chosen)) return kInvalid;
-  if (chosen == kSplit && !ordered) {
-    if (workspace == nullptr || rows > Workspace::kMostRows ||
-        workspace_bytes < seatrial_topk_workspace_bytes(rows, width, k, kSplit)) {
-      return kInvalid;
-    }
-  }
+  const bool has_workspace = workspace != nullptr && rows <= Workspace::kMostRows &&
+                             workspace_bytes >= workspace_bytes_of(rows, width, k);
+  const Way chosen =
+      way == kByShape ? way_of(rows, width, k, has_workspace) : static_cast<Way>(way);
+  if (chosen < 0 || chosen >= kWays || width > most_of(chosen)) return kInvalid;
+  if (chosen == kSplit && !has_workspace && !ordered) return kInvalid;
   return bf16 ? queue<__nv_bfloat16>(a, chosen, ordered != 0, stream)
               : queue<float>(a, chosen, ordered != 0, stream);
 }

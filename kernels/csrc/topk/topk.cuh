@@ -75,6 +75,7 @@ struct Found {
   uint32_t bin;        // of the last score chosen, or kNoBin
   uint32_t above;      // scores in higher bins
   uint32_t inside;     // scores in this one
+  uint32_t safe_bin;   // where the `safe_rank`-th lies, or kNoBin
   uint32_t taken;      // running count of what was stored
 };
 
@@ -200,6 +201,14 @@ __device__ __forceinline__ uint4 load_tail(const Score* from, int count) {
   return make_uint4(low, low >> 32, high, high >> 32);
 }
 
+// to = from if a == b. An `if` with a register array on its left becomes an index into memory.
+__device__ __forceinline__ void replace_if_equal(int a, int b, const uint4& from, uint4& to) {
+  asm("{ .reg .pred p; setp.eq.s32 p, %4, %5; @p mov.u32 %0, %6; @p mov.u32 %1, %7;"
+      " @p mov.u32 %2, %8; @p mov.u32 %3, %9; }"
+      : "+r"(to.x), "+r"(to.y), "+r"(to.z), "+r"(to.w)
+      : "r"(a), "r"(b), "r"(from.x), "r"(from.y), "r"(from.z), "r"(from.w));
+}
+
 // Load round 0; NaN where the row has ended. Of a longer row, only whole vectors.
 template <int kCount, int T, int E, typename Score>
 __device__ __forceinline__ void load(const Score* scores, int n,
@@ -211,11 +220,12 @@ __device__ __forceinline__ void load(const Score* scores, int n,
     raw[j] = make_uint4(Vector::kAbsent, Vector::kAbsent, Vector::kAbsent, Vector::kAbsent);
     load_vector(scores + at, at + Vector::kSize, n, raw[j]);
   }
-  if (layout.rounds != 1 || n % Vector::kSize == 0) return;
+  // Of a row of one round, the last vector is thread (last % T)'s.
+  const int last = n / Vector::kSize;
+  if (layout.rounds == 1 && n % Vector::kSize != 0 && last % T == static_cast<int>(threadIdx.x)) {
+    const uint4 tail = load_tail(scores + last * Vector::kSize, n % Vector::kSize);
 #pragma unroll
-  for (int j = 0; j < kCount; ++j) {
-    const int at = layout.vector(j, 0) * Vector::kSize;
-    if (at < n && at + Vector::kSize > n) raw[j] = load_tail(scores + at, n - at);
+    for (int j = 0; j < kCount; ++j) replace_if_equal(j, last / T, tail, raw[j]);
   }
 }
 
@@ -241,13 +251,14 @@ __device__ __forceinline__ void clear_bins(Selection& s) {
 template <int T>
 __device__ __forceinline__ void begin(Selection& s) {
   clear_bins<T>(s);
-  if (threadIdx.x < 2) s.found[threadIdx.x] = Found{0xffffffffu, 0, kNoBin, 0, 0, 0};
+  if (threadIdx.x < 2) s.found[threadIdx.x] = Found{0xffffffffu, 0, kNoBin, 0, 0, kNoBin, 0};
 }
 
-// Find the bin that holds the `rank`-th entry from the top. Needs bins complete and visible, and
-// found.bin == kNoBin; ends with a barrier.
+// Find the bin that holds the `rank`-th entry from the top, and the `safe_rank`-th, a later one or 0
+// for none. Needs bins complete and visible, and both kNoBin in `found`; ends with a barrier.
 template <int T, int N>
-__device__ __forceinline__ void find_bin(Selection& s, Found& found, uint32_t rank) {
+__device__ __forceinline__ void find_bin(Selection& s, Found& found, uint32_t rank,
+                                         uint32_t safe_rank) {
   constexpr int kEach = N / T;
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int first = (T - 1 - static_cast<int>(threadIdx.x)) * kEach;
@@ -275,7 +286,7 @@ __device__ __forceinline__ void find_bin(Selection& s, Found& found, uint32_t ra
   __syncthreads();
   const uint32_t before = __reduce_add_sync(kWholeWarp, lane < warp ? s.warp_sums[0][lane] : 0);
   uint32_t above = before + inclusive - own;
-  if (above < rank && rank <= above + own) {
+  if (above < max(rank, safe_rank) && rank <= above + own) {
 #pragma unroll
     for (int i = kEach - 1; i >= 0; --i) {
       if (above < rank && rank <= above + count[i]) {
@@ -283,6 +294,7 @@ __device__ __forceinline__ void find_bin(Selection& s, Found& found, uint32_t ra
         found.above = above;
         found.inside = count[i];
       }
+      if (above < safe_rank && safe_rank <= above + count[i]) found.safe_bin = first + i;
       above += count[i];
     }
   }
@@ -296,13 +308,19 @@ struct Scale {
   __device__ __forceinline__ float bin(float score) const {
     return __fmaf_rn(__fsub_rn(score, low), per_score, kBinZero);
   }
+  // A score a little below all of a bin's.
+  __device__ __forceinline__ float edge(uint32_t of) const {
+    const float moved = 0.52f * width + 5e-7f * fmaxf(fabsf(low), fabsf(high));
+    return low + (static_cast<float>(of) * width - moved);
+  }
 };
 
-// Count the first `used` scores of each thread and find the bin of the `rank`-th largest; there are
-// about `n`. False: not possible so.
+// Count the first `used` scores of each thread and find the bin of the `rank`-th largest, and of the
+// `safe_rank`-th if so many are counted; there are about `n`. False: not possible so.
 template <int T, int E>
 __device__ __forceinline__ bool locate(const float (&x)[E], int used, int n, uint32_t rank,
-                                       Selection& s, Found& found, Scale& scale) {
+                                       uint32_t safe_rank, Selection& s, Found& found,
+                                       Scale& scale) {
   constexpr int kBins = 4 * T < kMaxBins ? 4 * T : kMaxBins;
   // The low end: the least of all threads' highest scores, or, where too many scores are wanted for
   // that, of all pairs' higher ones. Bins below it are not counted.
@@ -353,18 +371,22 @@ __device__ __forceinline__ bool locate(const float (&x)[E], int used, int n, uin
   }
   __syncthreads();
   if (!usable) return false;
-  find_bin<T, kBins>(s, found, rank);
+  find_bin<T, kBins>(s, found, rank, safe_rank);
   return found.bin != kNoBin;
 }
 
 // Add the scores in `bits` to the candidates. Counts on beyond what fits.
 // A bit for each score above the edge, NaN's 0: the sign of a difference, shifted in.
-template <int E>
-__device__ __forceinline__ uint32_t bits_above(const float (&x)[E], int used, float edge) {
+struct Itself {
+  __device__ __forceinline__ float bin(float score) const { return score; }
+};
+template <int E, typename Map = Itself>
+__device__ __forceinline__ uint32_t bits_above(const float (&x)[E], int used, float edge,
+                                               const Map& map = {}) {
   uint32_t bits = 0;
 #pragma unroll
   for (int e = E - 1; e >= 0; --e) {
-    if (e < used) bits = __funnelshift_l(__float_as_uint(__fsub_rn(edge, x[e])), bits, 1);
+    if (e < used) bits = __funnelshift_l(__float_as_uint(__fsub_rn(edge, map.bin(x[e]))), bits, 1);
   }
   return bits;
 }
@@ -399,7 +421,7 @@ __device__ __noinline__ void select_by_digits(const Score* scores, const int32_t
       if ((key & decided) == prefix) atomicAdd(&s.bins[key >> shift & mask], 1u);
     }
     __syncthreads();
-    find_bin<T, kMaxBins>(s, s.found[0], remaining);
+    find_bin<T, kMaxBins>(s, s.found[0], remaining, 0);
     remaining -= s.found[0].above;
     prefix |= s.found[0].bin << shift;
     decided |= mask << shift;
@@ -524,12 +546,87 @@ __device__ __forceinline__ bool choose(const float (&x)[E], int used, uint32_t k
   return true;
 }
 
+// The row's last scores, fewer than fill a vector.
+template <typename Score>
+__device__ __forceinline__ void append_tail(const Score* scores, int n, float edge, Candidates& to,
+                                            uint32_t* taken) {
+  constexpr int kSize = ScoreVector<Score>::kSize;
+  if (static_cast<int>(threadIdx.x) < n % kSize) {
+    const int at = n - n % kSize + threadIdx.x;
+    const float last[1] = {as_float(scores[at])};
+    append(last, bits_above(last, 1, edge), to, taken, [&](int) { return at; });
+  }
+}
+
+// Select among the first `entries` candidates, in bins that are clear. Stores only on success; in
+// any case `scale` and found[1] say where the k-th lies, if found[1].bin is one.
+template <int T>
+__device__ __forceinline__ bool choose_among_candidates(const int32_t* map, int entries, int k,
+                                                        Selection& s, Candidates& candidates,
+                                                        Scale& scale, const Sink& sink,
+                                                        bool only_locate = false) {
+  const int each = (entries + T - 1) / T;
+  constexpr int kEach = kCandidates / T;
+  float y[kEach];
+#pragma unroll
+  for (int e = 0; e < kEach; ++e) {
+    const int at = e * T + threadIdx.x;
+    y[e] = __uint_as_float(at < entries ? candidates.entries[at].x : 0x7fffffffu);
+  }
+  if (!locate<T>(y, each, entries, k, 0, s, s.found[1], scale) || only_locate) return false;
+  return choose<T>(y, each, k, s, s.found[1], scale, sink,
+                   [](int e) { return e * T + static_cast<int>(threadIdx.x); },
+                   [&](int place) {
+                     const int at = candidates.entries[place].y;
+                     return map == nullptr ? at : map[at];
+                   });
+}
+
+// The second attempt at a long row, when fewer than k candidates were found, or more than fit: with
+// a score that so many surely reach; or with the k-th of those that fitted, which is a higher one.
+template <int T, typename Score>
+__device__ __noinline__ void select_again(const Score* scores, const int32_t* map, int n, int k,
+                                          float enough, int kept, Selection& s,
+                                          Candidates& candidates) {
+  constexpr int kSize = ScoreVector<Score>::kSize;
+  asm volatile("cp.async.wait_all;" ::: "memory");
+  Scale scale;
+#pragma unroll 1
+  for (int attempt = 0; attempt < 4; ++attempt) {
+    __syncthreads();
+    begin<T>(s);
+    __syncthreads();
+    if (attempt > 0 || kept < k) {
+      uint32_t* taken = &s.found[0].taken;
+      for (int vector = threadIdx.x; vector < n / kSize; vector += T) {
+        uint4 raw;
+        load_vector(scores + vector * kSize, 0, 0, raw);
+        float y[kSize];
+        ScoreVector<Score>::unpack(raw, y);
+        append(y, bits_above(y, kSize, enough), candidates, taken,
+               [&](int e) { return vector * kSize + e; });
+      }
+      append_tail(scores, n, enough, candidates, taken);
+      __syncthreads();
+      kept = *taken;
+      if (kept < k) break;
+    }
+    // What came too late for the candidates left no gap before the last 32 of them.
+    const bool fits = kept <= kCandidates;
+    const int entries = fits ? kept : kCandidates - 32;
+    if (choose_among_candidates<T>(map, entries, k, s, candidates, scale, s.sink, !fits)) return;
+    if (fits || s.found[1].bin == kNoBin) break;
+    enough = scale.edge(s.found[1].bin);
+  }
+  select_by_digits<T>(scores, map, n, k, s);
+}
+
 // The rest of a long row on its way to a block: each thread reads back only what it sent for.
 template <int T, int E, typename Score>
 struct Stream {
   static constexpr int kSize = ScoreVector<Score>::kSize;
   static constexpr int kStages = 3;
-  static constexpr int kVectors = 1024 / T;  // of a thread in a stage of 16 KiB
+  static constexpr int kVectors = T == 256 ? 2 : 1024 / T;  // of a thread in a stage
   static constexpr int kStagesOfRound = E / kSize / kVectors;
   static_assert(kStagesOfRound >= 1);
 
@@ -568,7 +665,7 @@ struct LongRow {
 };
 
 // Select k of the n > k scores of which `raw` holds round 0. `map`: indices to store instead of
-// positions, or null. The caller has called begin() and need not have passed a barrier since.
+// positions, or null. The caller has called begin() and passed a barrier.
 template <int T, int E, bool kLong, typename Score>
 __device__ __forceinline__ void select(const Score* scores, const int32_t* map, int n, int k,
                                        const Layout<T, E, Score>& layout,
@@ -578,7 +675,7 @@ __device__ __forceinline__ void select(const Score* scores, const int32_t* map, 
   unpack<Score>(raw, x);
   Scale scale;
   if (!kLong || layout.rounds == 1) {
-    const bool done = locate<T>(x, E, n, k, s, s.found[0], scale) &&
+    const bool done = locate<T>(x, E, n, k, 0, s, s.found[0], scale) &&
                       choose<T>(x, E, k, s, s.found[0], scale, sink,
                                 [&](int e) { return layout.index(e, 0); },
                                 [&](int place) { return map == nullptr ? place : map[place]; });
@@ -597,66 +694,46 @@ __device__ __forceinline__ void select(const Score* scores, const int32_t* map, 
       row->stream.send(scores, n, layout, stage, stages);
     }
     // So many of the row's k best are in the sample, give or take: choose a score that a few
-    // standard deviations more of the sample reach. The k-th of the sample always suffices.
+    // standard deviations more of the sample reach. What k of the sample reach is safe.
     const int used = rounds <= 8 ? E / 2 : E;  // a sample of a sixteenth is enough
     const float share = static_cast<float>(used) / static_cast<float>(E * rounds);
     const float expected = static_cast<float>(k) * share;
     const float margin = 4.5f * sqrtf(expected * (1.0f - share)) + 4.0f;
-    const uint32_t rank = min(static_cast<uint32_t>(k), static_cast<uint32_t>(expected + margin) + 1);
+    const int rank = min(k, static_cast<int>(expected + margin) + 1);
     const int sampled = static_cast<int>(static_cast<float>(n) * share);
-    bool done = locate<T>(x, used, sampled, rank, s, s.found[0], scale);
-    if (done) {
-      // Any score does as a filter: the count in the end decides whether it was good.
-      const float enough = scale.low + (static_cast<float>(s.found[0].bin) - 0.5f) * scale.width;
-      uint32_t* taken = &s.found[0].taken;
-      clear_bins<T>(s);
-      append(x, bits_above(x, E, enough), candidates, taken,
-             [&](int e) { return layout.index(e, 0); });
-      if (static_cast<int>(threadIdx.x) < n % kSize) {
-        const int at = n - n % kSize + threadIdx.x;
-        const float last[1] = {as_float(scores[at])};
-        append(last, bits_above(last, 1, enough), candidates, taken, [&](int) { return at; });
-      }
-#pragma unroll 1
-      for (int stage = 0; stage < stages; ++stage) {
-        Way::wait_for_oldest();
-        float y[Way::kVectors * kSize];
-        uint32_t present = 0;
-#pragma unroll
-        for (int v = 0; v < Way::kVectors; ++v) {
-          const uint4 sent = row->stream.ring[stage % Way::kStages][v][threadIdx.x];
-          ScoreVector<Score>::unpack(sent, y + v * kSize);
-          const bool is_whole = Way::first_of(layout, stage, v) + kSize <= n;
-          present |= is_whole ? ((1u << kSize) - 1) << (v * kSize) : 0;
-        }
-        append(y, bits_above(y, Way::kVectors * kSize, enough) & present, candidates, taken, [&](int e) {
-          return Way::first_of(layout, stage, e / kSize) + e % kSize;
-        });
-        row->stream.send(scores, n, layout, stage + Way::kStages, stages);
-      }
-      __syncthreads();
-      const uint32_t kept = *taken;
-      done = kept >= static_cast<uint32_t>(k) && kept <= kCandidates;
-      if (done) {
-        constexpr int kEach = kCandidates / T;
-        float y[kEach];
-#pragma unroll
-        for (int e = 0; e < kEach; ++e) {
-          const uint32_t at = e * T + threadIdx.x;
-          y[e] = __uint_as_float(at < kept ? candidates.entries[at].x : 0x7fffffffu);
-        }
-        const int each = (kept + T - 1) / T;
-        done = locate<T>(y, each, kept, k, s, s.found[1], scale) &&
-               choose<T>(y, each, k, s, s.found[1], scale, sink,
-                         [](int e) { return e * T + static_cast<int>(threadIdx.x); },
-                         [&](int place) {
-                           const int at = candidates.entries[place].y;
-                           return map == nullptr ? at : map[at];
-                         });
-      }
-    }
-    if (!done) {
+    if (!locate<T>(x, used, sampled, rank, k, s, s.found[0], scale)) {
       asm volatile("cp.async.wait_all;" ::: "memory");
+      return select_exactly<T>(scores, map, n, k, s, sink);
+    }
+    uint32_t* taken = &s.found[0].taken;
+    const float enough = scale.edge(s.found[0].bin);
+    const float safe = s.found[0].safe_bin == kNoBin ? enough : scale.edge(s.found[0].safe_bin);
+    clear_bins<T>(s);
+    append(x, bits_above(x, E, enough), candidates, taken,
+           [&](int e) { return layout.index(e, 0); });
+    append_tail(scores, n, enough, candidates, taken);
+#pragma unroll 1
+    for (int stage = 0; stage < stages; ++stage) {
+      Way::wait_for_oldest();
+      float y[Way::kVectors * kSize];
+      uint32_t present = 0;
+#pragma unroll
+      for (int v = 0; v < Way::kVectors; ++v) {
+        const uint4 sent = row->stream.ring[stage % Way::kStages][v][threadIdx.x];
+        ScoreVector<Score>::unpack(sent, y + v * kSize);
+        const bool is_whole = Way::first_of(layout, stage, v) + kSize <= n;
+        present |= is_whole ? ((1u << kSize) - 1) << (v * kSize) : 0;
+      }
+      append(y, bits_above(y, Way::kVectors * kSize, enough) & present, candidates, taken,
+             [&](int e) { return Way::first_of(layout, stage, e / kSize) + e % kSize; });
+      row->stream.send(scores, n, layout, stage + Way::kStages, stages);
+    }
+    __syncthreads();
+    const int kept = *taken;
+    if (kept < k || kept > kCandidates) {
+      if (threadIdx.x == 0) s.sink = sink;
+      select_again<T>(scores, map, n, k, safe, kept, s, candidates);
+    } else if (!choose_among_candidates<T>(map, kept, k, s, candidates, scale, sink)) {
       select_exactly<T>(scores, map, n, k, s, sink);
     }
   }
@@ -686,9 +763,20 @@ __device__ __forceinline__ int length_of(const Arguments& a, int row) {
   return max(0, min(load_latest(a.lengths + row), a.limit));
 }
 
+// Blocks that a multiprocessor should hold. For sm_120 the compiler needs a few registers more, and
+// would spill them.
+template <int E>
+constexpr int held(int blocks) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+  return E == 32 && blocks > 2 ? 2 : blocks;
+#else
+  return blocks;
+#endif
+}
+
 // One block a row.
 template <int T, int E, bool kLong, int kBlocks, typename Score>
-__global__ __launch_bounds__(T, kBlocks) void rows_kernel(const __grid_constant__ Arguments a) {
+__global__ __launch_bounds__(T, held<E>(kBlocks)) void rows_kernel(const __grid_constant__ Arguments a) {
   __shared__ Selection s;
   extern __shared__ __align__(16) unsigned char long_row[];  // LongRow, if kLong
   const int row = blockIdx.x;
@@ -697,13 +785,15 @@ __global__ __launch_bounds__(T, kBlocks) void rows_kernel(const __grid_constant_
   // A guess: the kernel before this one may still write it. It only says what to load early.
   const int guess = length_of(a, row);
   begin<T>(s);
+  __syncthreads();
   wait_for_predecessor();
   release_successor();
   Layout<T, E, Score> layout(guess);
   uint4 raw[E / ScoreVector<Score>::kSize];
   if (guess > a.k) load(scores, guess, layout, raw);
   const int thread = threadIdx.x;
-  constexpr int kEach = T < kPagesHeld ? 2 : 1, kHeld = kEach * T < kPagesHeld ? kEach * T : kPagesHeld;
+  constexpr int kEach = kLong && T < kPagesHeld ? 2 : 1;
+  constexpr int kHeld = kEach * T < kPagesHeld ? kEach * T : kPagesHeld;
   const auto pages = [&](int entries) { return (entries + (1 << a.page_bits) - 1) >> a.page_bits; };
   int32_t page[kEach];
   const auto load_pages = [&](int count) {
@@ -753,7 +843,7 @@ struct RowState {
 };
 
 struct Workspace {
-  RowState* states;  // [rows]
+  // First a RowState for each row, then:
   float* scores;     // [rows, capacity]
   int32_t* indices;  // [rows, capacity]
   int64_t capacity;
@@ -767,12 +857,23 @@ struct Workspace {
 
   __device__ __forceinline__ explicit Workspace(const Arguments& a) {
     capacity = capacity_of(a.chunks, a.k);
-    states = static_cast<RowState*>(a.workspace);
     char* after = static_cast<char*>(a.workspace) + kHeaderBytes;
     scores = reinterpret_cast<float*>(after);
     indices = reinterpret_cast<int32_t*>(after + 4 * capacity * a.rows);
   }
 };
+
+// Select among what the chunks of a row kept, or in a row of one chunk, in registers of its own. The
+// sink is s.sink.
+template <int T, int E, bool kLong, typename Score>
+__device__ __noinline__ void select_apart(const Score* scores, const int32_t* map, int n, int k,
+                                          Selection& s, unsigned char* long_row) {
+  const Layout<T, E, Score> layout(n);
+  uint4 raw[E / ScoreVector<Score>::kSize];
+  load(scores, n, layout, raw);
+  const Sink sink = s.sink;
+  select<T, E, kLong, Score>(scores, map, n, k, layout, raw, s, long_row, sink);
+}
 
 // Chunks of a row are equally long, but for the last: a multiple of what keeps vectors aligned.
 __device__ __forceinline__ int length_of_chunk(int n, int most) {
@@ -788,7 +889,6 @@ __global__ __launch_bounds__(T, 2) void split_kernel(const __grid_constant__ Arg
   Candidates& candidates = reinterpret_cast<LongRow<T, E, float>*>(long_row)->candidates;
   const int row = blockIdx.y;
   const Score* scores = static_cast<const Score*>(a.scores) + row * a.score_stride;
-  const Sink sink = output_of(a, row);
   const auto chunk_of = [&](int n, int& first) {
     const int length = length_of_chunk(n, T * E);
     first = blockIdx.x * length;
@@ -796,6 +896,7 @@ __global__ __launch_bounds__(T, 2) void split_kernel(const __grid_constant__ Arg
   };
   const int guess = length_of(a, row);
   begin<T>(s);
+  __syncthreads();
   wait_for_predecessor();
   release_successor();
   int first;
@@ -805,7 +906,7 @@ __global__ __launch_bounds__(T, 2) void split_kernel(const __grid_constant__ Arg
   if (guess > a.k && length > 0) load(scores + first, length, layout, raw);
   const int n = length_of(a, row);
   if (n <= a.k) {
-    if (blockIdx.x == 0) take_all<T>(n, a.k, sink);
+    if (blockIdx.x == 0) take_all<T>(n, a.k, output_of(a, row));
     return;
   }
   if (guess != n) {
@@ -817,19 +918,18 @@ __global__ __launch_bounds__(T, 2) void split_kernel(const __grid_constant__ Arg
   }
   if (length <= 0) return;
   if (length == n) {  // the only chunk
-    return select<T, E, false, Score>(scores, nullptr, n, a.k, layout, raw, s, nullptr, sink);
+    if (threadIdx.x == 0) s.sink = output_of(a, row);
+    __syncthreads();
+    return select_apart<T, E, false, Score>(scores, nullptr, n, a.k, s, nullptr);
   }
 
-  const Workspace workspace(a);
-  RowState& state = workspace.states[row];
-  float* kept_scores = workspace.scores + row * workspace.capacity;
-  int32_t* kept_indices = workspace.indices + row * workspace.capacity;
+  RowState& state = static_cast<RowState*>(a.workspace)[row];
   float x[E];
   unpack<Score>(raw, x);
   const int wanted = min(a.k, length);
   Scale scale;
   const Found& found = s.found[0];
-  const bool exactly = length <= a.k || !locate<T>(x, E, length, a.k, s, s.found[0], scale) ||
+  const bool exactly = length <= a.k || !locate<T>(x, E, length, a.k, 0, s, s.found[0], scale) ||
                        found.inside > kTies;
   const uint32_t total = exactly ? wanted : found.above + found.inside;
   uint32_t base = 0;
@@ -839,15 +939,15 @@ __global__ __launch_bounds__(T, 2) void split_kernel(const __grid_constant__ Arg
     select_exactly<T>(scores + first, nullptr, length, wanted, s, aside);
   } else {
     const float below = kBinZero + static_cast<float>(found.bin) - 1.0f;
-    float bin[E];
-#pragma unroll
-    for (int e = 0; e < E; ++e) bin[e] = scale.bin(x[e]);
-    const uint32_t bits = bits_above(bin, E, below);
+    const uint32_t bits = bits_above(x, E, below, scale);
     append(x, bits, candidates, &s.found[1].taken, [&](int e) { return layout.index(e, 0); });
   }
   if (threadIdx.x == 0) s.base = base;
   __syncthreads();
   base = s.base;
+  const Workspace workspace(a);
+  float* kept_scores = workspace.scores + row * workspace.capacity;
+  int32_t* kept_indices = workspace.indices + row * workspace.capacity;
 #pragma unroll 1
   for (uint32_t i = threadIdx.x; i < total; i += T) {
     const uint2 entry = candidates.entries[i];
@@ -866,13 +966,10 @@ __global__ __launch_bounds__(T, 2) void split_kernel(const __grid_constant__ Arg
 
   const int kept = static_cast<int>(load_latest(reinterpret_cast<int32_t*>(&state.stored)));
   begin<T>(s);
-  const Layout<T, E, float> kept_layout(kept);
-  uint4 kept_raw[E / ScoreVector<float>::kSize];
-  load(kept_scores, kept, kept_layout, kept_raw);
-  __syncthreads();  // all have read `stored`
+  if (threadIdx.x == 0) s.sink = output_of(a, row);
+  __syncthreads();  // and all have read `stored`
   if (threadIdx.x == 0) state = RowState{0, 0};
-  select<T, E, true, float>(kept_scores, kept_indices, kept, a.k, kept_layout, kept_raw, s,
-                            long_row, sink);
+  select_apart<T, E, true, float>(kept_scores, kept_indices, kept, a.k, s, long_row);
 }
 
 }  // namespace seatrial::topk
