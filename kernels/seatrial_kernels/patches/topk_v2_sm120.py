@@ -2,8 +2,8 @@
 
 Subject:     resolving the arguments for DeepSeek-V4 sets SGLANG_OPT_USE_TOPK_V2 to 0 on sm_120,
              whatever the environment says.
-Why:         v1 gives each row one block and ends at 1024 entries; v2 goes up to 2048. Its paths with
-             clusters, which sm_120 lacks, are left out of the code for it.
+Why:         v1 gives each row one block and ends at 1024 entries; v2 goes up to 2048. In the code
+             for sm_120 its paths with clusters are left out.
 Upstream:    not sent: nobody has run v2 on sm_120. Compiled for it (nvcc 13.0.88) its kernel has 42
              to 46 registers, no stack and 28 KB of shared memory, which fits; that is all known.
 Applies-to:  sglang 0.5.23; in 0.5.17 v2 needs more shared memory than sm_120 has
