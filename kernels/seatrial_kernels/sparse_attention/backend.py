@@ -12,7 +12,7 @@ from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBack
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from sglang.srt.runtime_context import get_parallel
 
-from seatrial_kernels import report
+from seatrial_kernels import selection
 from seatrial_kernels.plugin import PatchError
 from seatrial_kernels.sparse_attention import reference
 from seatrial_kernels.sparse_attention.settings import (
@@ -46,19 +46,13 @@ class CpuSparseAttention(TorchNativeAttnBackend):
         self.projection = _projection(model_runner.model, self.settings, config.head_dim)
         # As in the CUDA backends, the width of this buffer is what limits a selection.
         self.selected = torch.empty((ROWS, self.settings.topk), dtype=torch.int64)
-        arguments = model_runner.server_args
-        role = arguments.disaggregation_mode
-        report.publish(
-            "cpu_dsa",
+        selection.declare(
+            self.settings.topk,
+            self.settings.key_dtype,
             rank=parallel.tp_rank,
-            role="combined" if role == "null" else role,
-            facts={
-                "index_topk": str(self.settings.topk),
-                "index_key_dtype": self.settings.key_dtype,
-                "allocated_width": str(self.selected.shape[1]),
-            },
-            is_metrics_enabled=arguments.enable_metrics,
+            arguments=model_runner.server_args,
         )
+        selection.allocated(self.selected.shape[1])
 
     def forward(
         self,
