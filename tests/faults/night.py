@@ -1,0 +1,85 @@
+"""Runs cases of the fault matrix on one fleet, which is booted once."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+from rehearsal import run as rehearsal
+from tests.faults import fleet
+from tests.faults.cases import Case
+from tests.faults.stage import Row, Stage
+
+
+class Night:
+    """A fleet, the cases that it has been through, and the rows of the matrix that they make."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.rows: list[Row] = []
+        self.count = 0
+        self.is_whole = False
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+
+    def perform(self, case: Case) -> None:
+        """Run a case.
+
+        Raises:
+            AssertionError: something is not as it must be; one sentence each.
+        """
+        if not self.is_whole:
+            self.make_whole()
+        self.count += 1
+        folder = self.folder / case.name
+        folder.mkdir()
+        base = fleet.look()["gpu-a"].current
+        name = f"r{self.count}"
+        stage = Stage(case.name, folder, base, fleet.release_name(), name, {case.end})
+        self.is_whole = False
+        problems = []
+        stage.start_probe()
+        try:
+            try:
+                case.run(stage)
+            except (AssertionError, subprocess.SubprocessError) as error:
+                problems.append(str(error))
+            for deploy in stage.deploys:
+                if deploy.process.poll() is None:
+                    deploy.kill()
+            stage.mend()
+            problems += stage.judge()
+        finally:
+            stage.stop_probe()
+        row = stage.row(case.fault, case.phase)
+        (folder / "row.json").write_text(json.dumps(row._asdict()))
+        assert not problems, f"{case.name}:\n" + "\n".join(problems)
+        self.rows.append(row)
+        self.is_whole = True
+
+    def make_whole(self) -> None:
+        """Mend whatever a case has left, by a deploy of the base, or else by a fresh fleet."""
+        if self.count:
+            for host in (*fleet.GPU_HOSTS, "edge", "control"):
+                for verb in ("thaw", "poweron", "mend"):
+                    with contextlib.suppress(subprocess.CalledProcessError):
+                        fleet.hosts(verb, host)
+            fleet.git("reset", "-q", "--hard")
+            self.count += 1
+            fleet.name_release(f"r{self.count}")
+            fleet.commit("Start again")
+            again = fleet.play("deploy.yml", log=self.folder / f"again-{self.count}.log")
+            if again.wait() == 0:
+                self.is_whole = True
+                return
+        fleet.up(self.folder / f"up-{self.count}.log")
+        self.is_whole = True
+
+
+def new_night(name: str) -> Night:
+    """Return a night whose logs lie in a folder of that name."""
+    rehearsal.make_api_key()
+    return Night(fleet.WORK / name)

@@ -1,0 +1,457 @@
+"""One case of the fault matrix: what happens around a strike, and what must be true at its end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from rehearsal import run as rehearsal
+from seatrial import ledger
+from tests.faults import fleet
+
+LAST_GOOD, NEW = "last_good", "the new release"
+SETTLE_SECONDS = 60
+BACK_SECONDS = fleet.DEAD_MAN_SECONDS + 60
+"""In which a host that is told nothing is back, its servers ready."""
+QUIET_SECONDS = fleet.TIMEOUTS["gate_seconds"] + 15
+"""In which what a killed controller left running (the gates) ends by itself."""
+TAIL_SECONDS = 2.0
+
+
+class Row(NamedTuple):
+    """One line of the matrix."""
+
+    name: str
+    fault: str
+    phase: str
+    end: str
+    seconds: float
+    requests: int
+    failed: int
+    engine: str
+
+
+class Request(NamedTuple):
+    """One question of the probe."""
+
+    number: int
+    begin: float
+    end: float
+    status: int
+    cell: str
+    servers: str
+    error: str
+
+    @property
+    def releases(self) -> set[str]:
+        """Return the names of the releases that stood behind this answer."""
+        return set(re.findall(r"=(\w+)@", self.servers))
+
+
+@dataclass
+class Stage:
+    """A case while it runs: its probe, its strikes, and what it allows."""
+
+    name: str
+    folder: Path
+    base: str
+    base_name: str
+    release: str
+    may_end: set[str]
+    began: float = field(default_factory=time.time)
+    struck_at: float = 0.0
+    recovered_at: float = 0.0
+    end: str = ""
+    hurt: dict[str, float] = field(default_factory=dict)
+    closed_since: float = 0.0
+    torn: int = 0
+    reported: str = ""
+    deploys: list[fleet.Deploy] = field(default_factory=list)
+    undo: list[Callable[[], object]] = field(default_factory=list)
+    _probe: subprocess.Popen[bytes] | None = None
+
+    # --- what a case does ---
+
+    def merge(self) -> None:
+        """Commit a change that makes the next release."""
+        fleet.name_release(self.release)
+        fleet.commit(f"Change for {self.name}")
+
+    def take_back(self) -> None:
+        """Revert that commit, as the last sentence of a failed rollout says."""
+        fleet.git(*rehearsal.IDENTITY, "revert", "--no-edit", "HEAD")
+
+    def deploy(self, repository: Path = fleet.REPOSITORY) -> fleet.Deploy:
+        """Start `ansible-playbook deploy.yml`."""
+        log = self.folder / f"deploy-{len(self.deploys) + 1}.log"
+        started = fleet.play("deploy.yml", log=log, repository=repository)
+        self.deploys.append(started)
+        return started
+
+    def fails(self, deploy: fleet.Deploy) -> fleet.Deploy:
+        """Wait until a run has ended, and not well; what it says is for people."""
+        assert deploy.wait() != 0, f"should have failed:\n{deploy.output[-3000:]}"
+        assert "Traceback" not in deploy.output, deploy.output[-6000:]
+        return deploy
+
+    def succeeds(self, deploy: fleet.Deploy) -> fleet.Deploy:
+        """Wait until a run has ended well."""
+        assert deploy.wait() == 0, f"should have succeeded:\n{deploy.output[-5000:]}"
+        return deploy
+
+    def struck(self, *cells: str) -> None:
+        """Note that the fault strikes now, and which open cells it takes down by itself."""
+        self.struck_at = self.struck_at or time.time()
+        for cell in cells:
+            self.hurt.setdefault(cell, time.time())
+
+    def all_cells_are_down(self) -> None:
+        """Note that from now on the fault leaves no cell that could answer."""
+        self.closed_since = self.closed_since or time.time()
+
+    def afterwards(self, action: Callable[[], object]) -> None:
+        """Do this at the end, whatever happens: what mends the fault."""
+        self.undo.append(action)
+
+    def mend(self) -> None:
+        """Take the strikes back, the last one first."""
+        while self.undo:
+            self.undo.pop()()
+
+    def repair(self) -> fleet.Deploy:
+        """Run the next deploy, and wait until it has ended promoted or with nothing to do."""
+        unfinished = [one for one in self.deploys if one.was_killed]
+        again = self.succeeds(self.deploy())
+        begin = next((event for event in again.events if event.event == "begin"), None)
+        found = str(begin.data.get("found", "")) if begin else ""
+        if found:
+            assert found in again.output
+            self.reported = "split, reported, repaired: "
+        if unfinished and unfinished[-1].events:
+            died = [one for one in ledger.read(fleet.LEDGER) if one.data.get("outcome") == "died"]
+            assert unfinished[-1].events[0].rollout in {one.rollout for one in died}
+        return again
+
+    def switch(self, role: str, fault: str, release: str = "") -> None:
+        """Let a release, the new one if none is named, show a fault in this role."""
+        host = fleet.PLACES[role]
+        text = json.dumps({"release": release or self.release, "fault": fault})
+        fleet.on(
+            host,
+            "install -d -m 755 /run/seatrial-fault && "
+            f"echo '{text}' >/run/seatrial-fault/{role}.json",
+        )
+        self.afterwards(lambda: fleet.on(host, "rm -rf /run/seatrial-fault"))
+
+    def await_state(
+        self, condition: Callable[[dict[str, fleet.Host]], bool], what: str, seconds: float
+    ) -> None:
+        """Look at the hosts until the condition holds."""
+        deadline = time.monotonic() + seconds
+        while True:
+            found = fleet.look()
+            if condition(found):
+                return
+            assert time.monotonic() < deadline, f"{what}: not after {seconds:.0f} s: {found}"
+            time.sleep(1)
+
+    def is_back(self, found: dict[str, fleet.Host]) -> bool:
+        """Say whether every host runs last_good, with nothing left to decide."""
+        return all(
+            host.current == host.last_good == self.base and host.is_active and not host.is_pending
+            for host in found.values()
+        )
+
+    def await_note(self, host: str, event: str) -> None:
+        """Wait until the host has noted an event of this case in its own journal."""
+        read = "tail -n 5 /opt/seatrial/state/journal.jsonl"
+        deadline = time.monotonic() + 60
+        while not any(
+            line["event"] == event and line["time"] > self.began - 1
+            for line in map(json.loads, fleet.on(host, read).splitlines())
+        ):
+            assert time.monotonic() < deadline, f"{host} noted no {event}"
+            time.sleep(0.2)
+
+    def await_own_way_back(self, host: str) -> None:
+        """Wait until a host that nobody can reach has gone back, as its disk shows."""
+        link = rehearsal.STATE / "hosts" / host / "root/opt/seatrial/current"
+        deadline = time.monotonic() + BACK_SECONDS
+        while link.readlink().name != self.base:
+            assert time.monotonic() < deadline, f"{host} did not go back by itself"
+            time.sleep(0.5)
+
+    def await_unit(self, host: str, unit: str, state: str, seconds: float) -> None:
+        """Wait until a unit is in the state."""
+        deadline = time.monotonic() + seconds
+        while (now := fleet.on(host, f"systemctl is-active {unit}; true").strip()) != state:
+            assert time.monotonic() < deadline, f"{unit} is {now}, not {state}"
+            time.sleep(0.5)
+
+    def await_gates(self) -> list[int]:
+        """Wait until the gates run; return their processes."""
+        deadline = time.monotonic() + 60
+        while True:
+            pids = [pid for pid, words in own_processes().items() if "-m pytest gates/" in words]
+            if pids:
+                return pids
+            assert time.monotonic() < deadline, "the gates did not start"
+            time.sleep(0.02)
+
+    # --- strikes that need taking back ---
+
+    def cut(self, host: str) -> None:
+        """Pull a host's cable."""
+        fleet.hosts("cut", host)
+        self.afterwards(lambda: fleet.hosts("mend", host))
+
+    def fill_disk(self) -> None:
+        """Leave no byte on the disk of gpu-b's /opt/seatrial."""
+        fill = "/opt/seatrial/models/fill"
+        fleet.on(fleet.SMALL_DISK, f"dd if=/dev/zero of={fill} bs=4k status=none; test -s {fill}")
+        self.afterwards(lambda: fleet.on(fleet.SMALL_DISK, f"rm -f {fill}"))
+
+    def fill_state(self) -> None:
+        """Leave no byte on the disk where the control machine keeps ledger and reports."""
+        state, aside = fleet.STATE, fleet.WORK / "state"
+        shutil.copytree(state, aside)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "faults", state], check=True)
+        shutil.copytree(aside, state, dirs_exist_ok=True)
+        with contextlib.suppress(OSError), (state / "fill").open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+
+        def empty() -> None:
+            (state / "fill").unlink()
+            shutil.rmtree(aside)
+            shutil.copytree(state, aside)
+            subprocess.run(["umount", "--lazy", state], check=True)
+            shutil.rmtree(state)
+            shutil.move(aside, state)
+
+        self.afterwards(empty)
+
+    def jump_clock(self, host: str, seconds: int) -> None:
+        """Let the host's own programs see another time of day: all hosts share one kernel."""
+        file = "/etc/python3.11/sitecustomize.py"
+        shift = f"import time as t; n = t.time; t.time = lambda: n() + ({seconds})"
+        fleet.on(host, f"cp {file} /root/sitecustomize.py && echo '{shift}' >>{file}")
+        self.afterwards(lambda: fleet.on(host, f"mv /root/sitecustomize.py {file}"))
+
+    def hold_port(self, host: str, port: int, seconds: int) -> None:
+        """Let a stranger take a port as soon as it is free, and keep it for so long."""
+        program = (
+            "import socket, time\n"
+            "while True:\n"
+            "    s = socket.socket()\n"
+            "    try:\n"
+            f"        s.bind(('', {port}))\n"
+            "    except OSError:\n"
+            "        time.sleep(0.001)\n"
+            "    else:\n"
+            f"        s.listen(); time.sleep({seconds}); break\n"
+        )
+        fleet.on(
+            host,
+            "systemd-run --quiet --collect --unit=fault-port "
+            f"/usr/bin/python3 -c {shlex.quote(program)}",
+        )
+        self.afterwards(lambda: fleet.on(host, "systemctl stop fault-port; true"))
+
+    def break_daemon_reload(self, host: str) -> None:
+        """Let `systemctl daemon-reload` fail on the host, and all else work."""
+        wrapper = (
+            "#!/bin/bash\n"
+            "if [[ $* == *daemon-reload* ]]; then echo 'told to fail' >&2; exit 1; fi\n"
+            'exec -a systemctl /usr/bin/systemctl.real "$@"\n'
+        )
+        fleet.on(
+            host,
+            "cd /usr/bin && mv systemctl systemctl.real && "
+            f"printf %s {shlex.quote(wrapper)} >systemctl && chmod 755 systemctl",
+        )
+        self.afterwards(lambda: fleet.on(host, "cd /usr/bin && mv systemctl.real systemctl"))
+
+    # --- before and after ---
+
+    def start_probe(self) -> None:
+        """Start asking the entry."""
+        self._probe = subprocess.Popen(
+            [
+                # Beside HAProxy: what cuts the controller off does not cut off the users.
+                *("nsenter", "--net=/run/netns/seatrial-edge", "--"),
+                *(sys.executable, fleet.HERE / "probe.py", fleet.ENTRY),
+                *(rehearsal.API_KEY_FILE, self.folder / "probe.jsonl"),
+            ],
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def stop_probe(self) -> None:
+        """Stop asking."""
+        if self._probe is not None:
+            self._probe.send_signal(signal.SIGKILL)
+            self._probe.wait()
+
+    def requests(self) -> list[Request]:
+        """Return what the probe has seen."""
+        lines = (self.folder / "probe.jsonl").read_text().splitlines()
+        return sorted(Request(**json.loads(line)) for line in lines if line.endswith("}"))
+
+    def settle(self) -> None:
+        """Wait until both cells answer as one release, and note when that was."""
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while time.monotonic() < deadline:
+            last = [one for one in self.requests() if one.end > time.time() - TAIL_SECONDS]
+            if {one.cell for one in last if one.status == 200} >= set(fleet.CELLS):
+                break
+            time.sleep(0.5)
+        self.recovered_at = self.recovered_at or time.time()
+
+    def judge(self) -> list[str]:
+        """Return a sentence for each thing that is not as it must be at the end of a case."""
+        self.settle()
+        time.sleep(TAIL_SECONDS)
+        return [
+            *self._wrong_answers(),
+            *self._wrong_hosts(),
+            *self._wrong_ledger(),
+            *self._left_over(),
+        ]
+
+    def row(self, fault: str, phase: str) -> Row:
+        """Return the line of the matrix."""
+        asked = self.requests()
+        return Row(
+            self.name,
+            fault,
+            phase,
+            self.end,
+            max(0.0, self.recovered_at - (self.struck_at or self.recovered_at)),
+            len(asked),
+            sum(one.status != 200 for one in asked),
+            "light",
+        )
+
+    # --- what must be true ---
+
+    def _wrong_answers(self) -> list[str]:
+        asked = self.requests()
+        mixed = [one for one in asked if len(one.releases) > 1]
+        problems = [f"an answer of two releases: {one.servers}" for one in mixed[:3]]
+        cell_of = self._logged()
+        unexplained = [
+            one for one in asked if one.status != 200 and not self._is_explained(one, cell_of)
+        ]
+        problems += [
+            f"{len(unexplained)} requests failed without a reason, such as number {one.number} "
+            f"on {cell_of.get(one.number, 'no cell')}, {one.begin - self.began:.1f} s after the "
+            f"case began: {one.status} {one.error}"
+            for one in unexplained[:1]
+        ]
+        late = [one for one in asked if one.end > asked[-1].end - TAIL_SECONDS]
+        problems += [
+            f"at the end a plain request is not answered: {one.status} {one.error}"
+            for one in late
+            if one.status != 200
+        ][:1]
+        answering = {one.cell for one in late if one.status == 200}
+        problems += [
+            f"at the end cell {cell} does not answer" for cell in set(fleet.CELLS) - answering
+        ]
+        return problems
+
+    def _is_explained(self, request: Request, cell_of: dict[int, str]) -> bool:
+        """Say whether the fault itself took down what the request was sent to."""
+        cell = cell_of.get(request.number, "")
+        if cell in fleet.CELLS:
+            return cell in self.hurt and request.end >= self.hurt[cell]
+        if "edge" in self.hurt and request.end >= self.hurt["edge"]:
+            return True
+        return bool(self.closed_since) and request.end >= self.closed_since
+
+    def _logged(self) -> dict[int, str]:
+        """Return the cell that HAProxy sent each request to, by the request's number."""
+        lines = fleet.on(
+            "edge", f"journalctl -t haproxy -o cat --no-pager --since=@{int(self.began)}"
+        ).splitlines()
+        pattern = re.compile(r" \w+ (?:\w+)/(\S+) .*probe=(\d+) ")
+        return {int(found[2]): found[1] for line in lines if (found := pattern.search(line))}
+
+    def _wrong_hosts(self) -> list[str]:
+        try:
+            found = fleet.look()
+        except (AssertionError, ValueError, subprocess.TimeoutExpired) as error:
+            return [f"the hosts do not say what they run: {error}"]
+        problems = []
+        running = {name for host in found.values() for name in (host.current, host.last_good)}
+        end = LAST_GOOD if running == {self.base} else NEW
+        self.end = self.reported + end
+        if len(running) == 1 and end not in self.may_end:
+            problems.append(f"the fleet ended with {end}")
+        if len(running) != 1:
+            said = {name: (host.current, host.last_good) for name, host in found.items()}
+            problems.append(f"the fleet does not run one release (current, last_good): {said}")
+        for name, host in found.items():
+            if host.is_pending or host.has_timer:
+                problems.append(f"{name} still has a decision pending or its timer")
+            if not host.is_active:
+                problems.append(f"{name}: not every unit is active")
+        closed = set(fleet.CELLS) - fleet.open_cells()
+        problems += [f"the entry of cell {cell} is closed" for cell in closed]
+        return problems
+
+    def _wrong_ledger(self) -> list[str]:
+        lines = fleet.LEDGER.read_text(errors="replace").splitlines()
+        events = ledger.read(fleet.LEDGER)
+        problems = []
+        if len(lines) - len(events) != self.torn:
+            problems.append(f"{len(lines) - len(events)} lines of the ledger cannot be read")
+        begun = [event.rollout for event in events if event.event == "begin"]
+        ended = [event.rollout for event in events if event.event == "end"]
+        return problems + [
+            f"rollout {rollout} has {ended.count(rollout)} ends in the ledger"
+            for rollout in dict.fromkeys(begun)
+            if ended.count(rollout) != 1
+        ]
+
+    def _left_over(self) -> list[str]:
+        deadline = time.monotonic() + QUIET_SECONDS
+        while (running := own_processes().values()) and time.monotonic() < deadline:
+            time.sleep(1)
+        problems = [f"still running on the control machine: {line}" for line in running]
+        command = (
+            "ls -Ad /opt/seatrial/*/.[!.]* /opt/seatrial/.[!.]* /opt/seatrial/state/*lock*.json "
+            "/run/seatrial-fault 2>/dev/null; "
+            "awk '$2 ~ /seatrial/ {print \"mount\", $2}' /proc/mounts; "
+            "systemctl list-units --plain --no-legend 'run-*' 'fault-*'; true"
+        )
+        for name, said in fleet.each(command).items():
+            problems += [f"left over on {name}: {line}" for line in said.splitlines()]
+        return problems
+
+
+def own_processes() -> dict[int, str]:
+    """Return the command lines of what runs of the clone's playbooks have left running here."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().decode(errors="replace").replace("\0", " ")
+            folder = (path.parent / "cwd").readlink()
+        except OSError:
+            continue
+        # What keeps a connection for the next run ends by itself, and holds nothing.
+        if folder.is_relative_to(fleet.WORK) and "[mux]" not in words:
+            found[int(path.parent.name)] = words[:200]
+    return found
