@@ -147,7 +147,8 @@ class Deploy:
 
 def hosts(*words: str) -> None:
     """Run a verb of hosts.sh."""
-    subprocess.run([rehearsal.HOSTS, *words], check=True, stdout=subprocess.DEVNULL)
+    done = subprocess.run([rehearsal.HOSTS, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"hosts.sh {' '.join(words)}: {done.stdout}{done.stderr}"
 
 
 def on(host: str, command: str, *, check: bool = True, seconds: float = 30) -> str:

@@ -65,7 +65,7 @@ class Night:
         if self.count:
             for host in (*fleet.GPU_HOSTS, "edge", "control"):
                 for verb in ("thaw", "poweron", "mend"):
-                    with contextlib.suppress(subprocess.CalledProcessError):
+                    with contextlib.suppress(AssertionError):
                         fleet.hosts(verb, host)
             fleet.git("reset", "-q", "--hard")
             self.count += 1

@@ -434,8 +434,8 @@ class Stage:
         command = (
             "ls -Ad /opt/seatrial/*/.[!.]* /opt/seatrial/.[!.]* /opt/seatrial/state/*lock*.json "
             "/run/seatrial-fault 2>/dev/null; "
-            "awk '$2 ~ /seatrial/ {print \"mount\", $2}' /proc/mounts; "
-            "systemctl list-units --plain --no-legend 'run-*' 'fault-*'; true"
+            "awk '$2 ~ /seatrial./ {print \"mount\", $2}' /proc/mounts; "
+            "systemctl list-units --plain --no-legend 'run-*.service' 'run-*.timer' 'fault-*'; true"
         )
         for name, said in fleet.each(command).items():
             problems += [f"left over on {name}: {line}" for line in said.splitlines()]
