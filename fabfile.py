@@ -1,8 +1,9 @@
-"""The operator's console: questions to a host through SSH. Nothing here changes anything.
+"""The operator's console: questions to hosts and to the ledger. Nothing here changes anything.
 
     fab -H gpu1 status
     fab -H gpu1,gpu2 logs --role decode --lines 200
     fab -S path/to/ssh_config -H gpu-a history
+    fab rollouts                      # what this control machine rolled out, the last one in full
 
 Hosts and keys come from the operator's ssh_config, or from the one given with -S. To change a
 host, use a playbook.
@@ -14,12 +15,16 @@ import json
 import shlex
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from fabric import Connection, task
+from invoke.context import Context
 
+from seatrial import ledger
 from seatrial.host import _trust_only_known_keys as trust_only_known_keys
 
+STATE = Path.home() / ".local/state/seatrial"
 HOST_PROGRAM = "/opt/seatrial/bin/seatrial-host"
 HOST_JOURNAL = "/opt/seatrial/state/journal.jsonl"
 ROLES = ("prefill", "decode", "combined", "router")
@@ -47,6 +52,39 @@ def history(c: Connection, lines: int = 20) -> None:
         print(f"  {_history_line(json.loads(line))}")
 
 
+@task(
+    help={
+        "fleet": "folder of inventory/ that names the fleet",
+        "name": "the rollout to tell in full; the last one if none is named",
+        "lines": "how many earlier ones, a line each",
+    }
+)
+def rollouts(_: Context, fleet: str = "production", name: str = "", lines: int = 5) -> None:
+    """The ledger of this control machine: rollouts in a line each, and one in full."""
+    path = STATE / fleet / "ledger.jsonl"
+    try:
+        print("\n".join(_rollout_lines(ledger.read(path), name, int(lines))))
+    except ledger.LedgerError as error:
+        raise SystemExit(f"{path}: {error}") from None
+    print(f"\nledger  {path}\nreports {path.parent / 'reports'}")
+
+
+def _rollout_lines(events: list[ledger.Event], name: str, lines: int) -> Iterator[str]:
+    """Yield a line for each of the last rollouts, and the summary of the named or the last one."""
+    names = list(dict.fromkeys(event.rollout for event in events))
+    if not names:
+        raise ledger.LedgerError("no rollout was made from this machine, or another fleet is meant")
+    for one in names[-lines:] if lines else []:
+        told = [event for event in events if event.rollout == one]
+        begin = next((event.data for event in told if event.event == "begin"), {})
+        end = next((event.data for event in reversed(told) if event.event == "end"), {})
+        releases = f"{begin.get('previous') or 'nothing'} -> {begin.get('release', '?')}"
+        who = begin.get("who", "?")
+        yield f"{one:<26} {end.get('outcome', 'unfinished'):<10} {releases}  {who}"
+    wanted = name or names[-1]
+    yield "\n" + ledger.summary([event for event in events if event.rollout == wanted])
+
+
 def _ask(c: Connection, command: str) -> str:
     trust_only_known_keys(c)
     return str(c.run(command, hide=True, in_stream=False).stdout)
@@ -60,7 +98,12 @@ def _status_lines(answer: Mapping[str, Any]) -> Iterator[str]:
         yield f"  {name:<10} {answer[name] or 'none':<17} {commit}".rstrip()
     pending = answer["pending"]
     if pending:
-        yield f"  undecided  {pending['release']:<17} reverts after {pending['seconds']} s"
+        timer = "a timer runs" if answer.get("dead_man") else "no timer runs"
+        yield f"  undecided  {pending['release']:<17} {timer}"
+    lock = answer.get("fleet_lock")
+    if lock:
+        commit = str(lock.get("commit", ""))[:12]
+        yield f"  locked     {lock.get('who', 'unknown'):<17} {commit}".rstrip()
     for unit, facts in answer["units"].items():
         restarts = facts.get("NRestarts", "?")
         yield f"  {unit:<25} {facts.get('ActiveState', 'unknown')}, restarts: {restarts}"

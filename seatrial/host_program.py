@@ -9,6 +9,6 @@ from pathlib import Path
 def digest(folder: Path) -> str:
     """Return 16 hex digits over the program's files, as ``seatrial-host status`` computes them."""
     found = hashlib.sha256()
-    for path in sorted(folder.glob("seatrial*")):
+    for path in [folder / "seatrial-host", *sorted(folder.glob("seatrial_*.py"))]:
         found.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return found.hexdigest()[:16]

@@ -168,18 +168,15 @@ class _Inputs(BaseModel):
             )
         return value
 
-    def argument(self, default: int, *flags: str) -> int:
-        """Return the number given for the first of ``flags`` in the role's arguments."""
-        for flag in flags:
-            value = self.server.args.get(flag)
-            if isinstance(value, int):
-                return value
-        return default
+    def argument(self, default: int, flag: str) -> int:
+        """Return the number given for ``flag`` in the role's arguments; each has one spelling."""
+        value = self.server.args.get(flag)
+        return value if isinstance(value, int) else default
 
     @property
     def ranks(self) -> int:
         """GPUs over which one copy of the model is spread (tensor parallel)."""
-        return self.argument(1, "tensor-parallel-size", "tp-size", "tp")
+        return self.argument(1, "tensor-parallel-size")
 
     @property
     def pool_tokens(self) -> int:

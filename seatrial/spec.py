@@ -42,8 +42,30 @@ FLAGS_OF_THE_SPEC = {
     "pd-disaggregation": "cells",
     "worker-urls": "cells",
 }
+# Second spellings of SGLang's flags (server_args.py of 0.5.23: option strings of one argument, as
+# its own parser lists them) and the one that the spec takes, so that roles can be compared and
+# nothing is said twice. `config` names a file of more arguments, which no commit would show.
+SPELLINGS = {
+    "model": "model-path",
+    "tp-size": "tensor-parallel-size",
+    "tp": "tensor-parallel-size",
+    "dp-size": "data-parallel-size",
+    "pp-size": "pipeline-parallel-size",
+    "ep-size": "expert-parallel-size",
+    "ep": "expert-parallel-size",
+    "dcp-size": "decode-context-parallel-size",
+    "attn-dp-size": "attention-data-parallel-size",
+    "attn-cp-size": "attention-context-parallel-size",
+    "moe-dp-size": "moe-data-parallel-size",
+    "nccl-init-addr": "dist-init-addr",
+    "grpc-http-sidecar-port": "smg-http-sidecar-port",
+    "context-bucket": "cuda-graph-prefill-max-context",
+    "speculative-draft-model": "speculative-draft-model-path",
+    "enable-hicache": "enable-hierarchical-cache",
+    "hierarchical-sparse-attention-extra-config": "hisparse-config",
+}
 # Seconds that a cell's rollout may spend between its steps: Ansible's own, and the entry's.
-BETWEEN_STEPS_SECONDS = 90
+BETWEEN_STEPS_SECONDS = 60
 SECRET_FLAGS = ("api-key", "admin-api-key", "hf-token", "ssl-keyfile-password")
 SECRET_NAME = re.compile(r"(?i)(api_?key|token|secret|password)$")
 
@@ -94,6 +116,14 @@ class Server(_Strict):
                 raise ValueError(
                     f"without '{flag}' (arguments are readable by every user of the host; "
                     "the API key is checked at the entry, see roles/entry)"
+                )
+            if flag in SPELLINGS:
+                raise ValueError(
+                    f"without '{flag}' (SGLang reads it as '{SPELLINGS[flag]}': use that name)"
+                )
+            if flag == "config":
+                raise ValueError(
+                    "without 'config' (a file of arguments on the host is in no commit)"
                 )
             if flag in FLAGS_OF_THE_SPEC:
                 raise ValueError(

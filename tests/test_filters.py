@@ -15,6 +15,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 SPEC_FILE = REPOSITORY / "inventory/rehearsal/group_vars/all/serving_spec.yml"
 HOSTS = ["gpu-a", "gpu-b", "gpu-c"]
 OLD, NEW = "0" * 16, "1" * 16
+SAME = f"split: cell one runs {NEW}, cell two runs {NEW}, "
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,8 @@ def plain() -> dict[str, Any]:
 
 def status(**changed: Any) -> dict[str, Any]:
     """Return what a settled host says, but for what is changed."""
-    return {"current": NEW, "last_good": NEW, "active": True, "pending": None, **changed}
+    settled = {"current": NEW, "last_good": NEW, "active": True, "pending": None, "drift": {}}
+    return {**settled, **changed}
 
 
 def test_a_settled_fleet_does_not_move(filters: ModuleType, plain: dict[str, Any]) -> None:
@@ -49,7 +51,13 @@ def test_a_settled_fleet_does_not_move(filters: ModuleType, plain: dict[str, Any
 
 @pytest.mark.parametrize(
     "changed",
-    [{"current": OLD}, {"last_good": OLD}, {"active": False}, {"pending": {"release": NEW}}],
+    [
+        {"current": OLD},
+        {"last_good": OLD},
+        {"active": False},
+        {"pending": {"release": NEW}},
+        {"drift": {"sglang-decode.service": "runs with other arguments"}},
+    ],
 )
 def test_a_cell_moves_whole_when_one_of_its_hosts_is_not_settled(
     filters: ModuleType, plain: dict[str, Any], changed: dict[str, Any]
@@ -102,3 +110,51 @@ def test_a_host_without_facts_is_named_all_the_same(filters: ModuleType) -> None
         {"inventory_hostname": "c"},
     ]
     assert filters.problems(hosts, "cell_is_switched") == "b: no disk; c: no answer"
+
+
+def test_a_fleet_that_agrees_is_not_split(filters: ModuleType, plain: dict[str, Any]) -> None:
+    """Also before the first release."""
+    assert filters.split(plain, {host: status() for host in HOSTS}) == ""
+    nothing = status(current="", last_good="", active=False)
+    assert filters.split(plain, dict.fromkeys(HOSTS, nothing)) == ""
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (
+            {"gpu-a": {"current": OLD}, "gpu-b": {"current": OLD}},
+            f"split: cell one runs {OLD}, cell two runs {NEW}",
+        ),
+        (
+            {"gpu-b": {"current": OLD}},
+            (
+                f"split: gpu-a of cell one runs {NEW}, gpu-b of cell one runs {OLD}, "
+                f"cell two runs {NEW}"
+            ),
+        ),
+        (
+            {"gpu-c": {"pending": {"release": NEW}}},
+            SAME + "undecided on gpu-c",
+        ),
+        (
+            {"gpu-c": {"last_good": OLD}},
+            SAME
+            + ", ".join(f"last_good is {NEW} on {host}" for host in HOSTS[:2])
+            + f", last_good is {OLD} on gpu-c",
+        ),
+    ],
+)
+def test_a_split_fleet_is_told_cell_by_cell(
+    filters: ModuleType, plain: dict[str, Any], changed: dict[str, dict[str, Any]], said: str
+) -> None:
+    """What a rollout leaves that died in between."""
+    found = {host: status(**changed.get(host, {})) for host in HOSTS}
+    assert filters.split(plain, found) == said
+
+
+def test_the_lock_is_asked_for_as_long_as_a_rollout_can_take(
+    filters: ModuleType, plain: dict[str, Any]
+) -> None:
+    """Two batches and the way back, each within the dead man's time."""
+    assert filters.lock_request(plain, "c")["seconds"] == 3 * plain["rollout"]["dead_man_seconds"]

@@ -1,4 +1,7 @@
-"""The module that opens and closes a cell keeps its word to a real HAProxy, across restarts."""
+"""What opens and closes a cell keeps its word to a real HAProxy, across restarts.
+
+The module does it for a rollout; `seatrial-entry` for one that died.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ import requests
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MODULE = REPOSITORY / "plugins/modules/haproxy_cell.py"
+PROGRAM = REPOSITORY / "roles/entry/files/seatrial-entry"
 CONFIG = """
 global
   stats socket {folder}/admin.sock level admin
@@ -38,6 +42,46 @@ backend cells
   server two 127.0.0.1:{router}
 """
 SECONDS_TO_START = 10
+
+
+class Host(BaseHTTPRequestHandler):
+    """Stands in for a GPU host's node-exporter and router."""
+
+    said = ""
+    is_ready = True
+
+    def do_GET(self) -> None:
+        """Say what the host runs, or whether the router is ready."""
+        body = self.said.encode() if self.path == "/metrics" else b""
+        self.send_response(503 if self.path == "/readiness" and not self.is_ready else 200)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def hosts(*said: str, is_ready: bool = True) -> Iterator[list[str]]:
+    """Serve what each host says of itself; yield their URLs."""
+    servers = []
+    for text in said:
+        handler = type("Saying", (Host,), {"said": text, "is_ready": is_ready})
+        servers.append(ThreadingHTTPServer(("127.0.0.1", 0), handler))
+        threading.Thread(target=servers[-1].serve_forever, args=(0.02,), daemon=True).start()
+    yield [f"http://127.0.0.1:{server.server_port}" for server in servers]
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def runs(release: str, pending: int = 0) -> str:
+    """Return what `seatrial-host` lets node-exporter say."""
+    return (
+        f'node_load1 0.5\nseatrial_release{{link="current",release="{release}"}} 1\n'
+        f'seatrial_release{{link="last_good",release="old"}} 1\n'
+        f"seatrial_decision_pending {pending}\n"
+    )
 
 
 def free_port() -> int:
@@ -108,6 +152,22 @@ class Entry(NamedTuple):
         )
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer
+
+    def reopen(self, line: str, urls: list[str]) -> subprocess.CompletedProcess[str]:
+        """Run the program that opens a cell again."""
+        return subprocess.run(
+            [
+                *(sys.executable, PROGRAM, "reopen", "one"),
+                *("--socket", self.folder / "admin.sock"),
+                *("--state-file", self.folder / "open-cells.state"),
+                f"--line={line}",
+                f"--router={urls[0]}",
+                *(f"--host={url}" for url in urls),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
 
     def ask(self, seconds: float = 0) -> int:
         """Return the status of a request that the router answers after so many seconds."""
@@ -205,3 +265,68 @@ def test_a_haproxy_that_is_down_is_one_sentence(entry: Entry) -> None:
     answer = entry.set("one", "closed")
     assert answer["failed"] is True
     assert answer["msg"].endswith("start haproxy.service")
+
+
+def test_a_cell_whose_rollout_died_opens_when_its_hosts_agree(entry: Entry) -> None:
+    """And stays open when HAProxy is restarted."""
+    with entry.running(), hosts(runs("old"), runs("old")) as urls:
+        entry.set("two", "open")
+        line = entry.set("one", "closed")["open_line"]
+        done = entry.reopen(line, urls)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == "cell one is open: all its hosts run old\n"
+        entry.set("two", "closed")
+        assert entry.ask() == 200
+        assert not entry.set("one", "open")["changed"]
+    with entry.running():
+        assert entry.ask() == 200
+
+
+@pytest.mark.parametrize(
+    ("said", "is_ready", "why"),
+    [
+        ([runs("new"), runs("old")], True, "its hosts run different releases"),
+        ([runs("old"), runs("old", pending=1)], True, "nothing is decided on"),
+        ([runs("old"), "node_load1 0.5"], True, "nothing is decided on"),
+        ([runs(""), runs("")], True, "nothing is decided on"),
+        ([runs("old"), runs("old")], False, "503"),
+    ],
+)
+def test_a_cell_that_does_not_agree_stays_closed(
+    entry: Entry, said: list[str], is_ready: bool, why: str
+) -> None:
+    """One sentence says why; systemd tries again."""
+    with entry.running(), hosts(*said, is_ready=is_ready) as urls:
+        line = entry.set("one", "closed")["open_line"]
+        done = entry.reopen(line, urls)
+        assert done.returncode == 1
+        assert done.stderr.startswith("seatrial-entry reopen one: ")
+        assert why in done.stderr
+        assert "Traceback" not in done.stderr
+        assert entry.ask() == 503
+
+
+def test_a_host_that_does_not_answer_keeps_its_cell_closed(entry: Entry) -> None:
+    """Nobody knows what it runs."""
+    with entry.running(), hosts(runs("old")) as urls:
+        line = entry.set("one", "closed")["open_line"]
+        done = entry.reopen(line, [*urls, f"http://127.0.0.1:{free_port()}"])
+        assert done.returncode == 1
+        assert entry.ask() == 503
+
+
+def test_arming_sets_a_timer_that_tries_until_it_is_done(tmp_path: Path) -> None:
+    """What follows the seconds is handed on; an earlier timer is replaced."""
+    for name in ("systemctl", "systemd-run"):
+        (tmp_path / name).write_text(f'#!/bin/sh\necho {name} "$@" >>{tmp_path}/asked\n')
+        (tmp_path / name).chmod(0o755)
+    subprocess.run(
+        [sys.executable, PROGRAM, "arm", "one", "90", "--socket=/s", "--line=1 cells", "--host=u"],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        check=True,
+    )
+    stopped, started = (tmp_path / "asked").read_text().splitlines()
+    assert stopped == "systemctl stop seatrial-reopen-one.timer seatrial-reopen-one.service"
+    assert "--unit=seatrial-reopen-one --on-active=90" in started
+    assert "--property=Restart=on-failure" in started
+    assert started.endswith("reopen one --socket=/s --line=1 cells --host=u")

@@ -14,7 +14,9 @@ from seatrial.ledger import Event, LedgerError
 START = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
 
 
-def event(second: float, kind: Literal["begin", "phase", "gates", "end"], **fields: Any) -> Event:
+def event(
+    second: float, kind: Literal["begin", "phase", "gates", "host", "end"], **fields: Any
+) -> Event:
     """Return an event ``second`` seconds after the start."""
     return Event(time=START + timedelta(seconds=second), rollout="r1", event=kind, **fields)
 
@@ -78,3 +80,35 @@ def test_an_unknown_rollout_is_an_error() -> None:
     """Not an empty summary."""
     with pytest.raises(LedgerError):
         ledger.summary([])
+
+
+def test_a_rollout_without_an_end_is_unfinished() -> None:
+    """Its controller died."""
+    other = Event(time=START, rollout="r2", event="begin")
+    assert ledger.unfinished([*STORY, other]) == ["r2"]
+    assert ledger.unfinished(STORY) == []
+
+
+def test_what_hosts_did_by_themselves_is_told() -> None:
+    """Their journals are collected; the last count says where to go on."""
+    lines = [
+        {"time": START.timestamp() + 5, "event": "armed", "release": "new"},
+        {
+            "time": START.timestamp() + 9,
+            "event": "reverting",
+            "release": "new",
+            "reason": "nobody confirmed in time",
+        },
+    ]
+    noted = event(80, "host", data={"host": "gpu-a", "lines": lines, "count": 7})
+    told = ledger.summary([*STORY[:-1], noted, STORY[-1]])
+    assert "12:00:09 gpu-a reverting: nobody confirmed in time" in told
+    assert "armed" not in told
+    assert ledger.lines_of([noted], "gpu-a") == 7
+    assert ledger.lines_of([noted], "gpu-b") == 0
+
+
+def test_a_split_that_was_found_is_told() -> None:
+    """The summary says how the fleet was found."""
+    begin = event(0, "begin", data={"found": "split: cell one runs new, cell two runs old"})
+    assert "found     split: cell one runs new" in ledger.summary([begin, *STORY[1:]])

@@ -26,7 +26,7 @@ echo "$*" >>"$SEATRIAL_TEST/asked"
 grep -qsx -e "$1" "$SEATRIAL_TEST/fails" && { echo "no space left" >&2; exit 1; }
 if [ "$1" = show ]; then
   printf 'ActiveState=active\\nSubState=running\\nMainPID=1\\nNRestarts=0\\n'
-  printf 'Result=success\\nActiveEnterTimestampMonotonic=1\\n'
+  printf 'Result=success\\nActiveEnterTimestampMonotonic=1\\nNeedDaemonReload=no\\n'
 fi
 """
 
@@ -41,6 +41,7 @@ class Host:
             (root / folder).mkdir(parents=True)
         for path in FILES.glob("seatrial*"):
             text = path.read_text().replace('"/etc/systemd/system"', f'"{self.units}"')
+            text = text.replace('"/var/lib/prometheus/node-exporter/', f'"{self.units}/')
             (root / "bin" / path.name).write_text(text)
         for name in ("systemctl", "systemd-run"):
             (root / "path" / name).write_text(SYSTEMCTL)
@@ -173,6 +174,19 @@ def test_a_host_goes_back_alone_only_while_the_decision_is_pending(host: Host) -
     assert host("status")["current"] == OLD
 
 
+def test_what_does_not_run_as_released_is_restarted(host: Host) -> None:
+    """A drop-in that somebody laid over a unit is put away, not lost; the release runs again."""
+    drop_in = host.units / "sglang-light.service.d/mine.conf"
+    drop_in.parent.mkdir()
+    drop_in.write_text("[Service]\nNice=5\n")
+    assert "drop-in" in host("status")["drift"]["sglang-light.service"]
+    host("arm", OLD, "60")
+    assert host("activate", OLD)["changed"]
+    assert host("status")["drift"] == {}
+    kept = list((host.root / "state").glob("sglang-light.service-mine-*.conf"))
+    assert [path.read_text() for path in kept] == ["[Service]\nNice=5\n"]
+
+
 def test_a_revert_that_fails_is_tried_again(host: Host) -> None:
     """The decision stays pending and the timer is set, so that it comes back when it can."""
     host("arm", NEW, "60")
@@ -254,3 +268,20 @@ def test_the_journal_is_told_from_where_it_was_read_last(host: Host) -> None:
     assert [line["event"] for line in later["lines"]] == ["armed"]
     assert host("journal", "9999")["count"] == later["count"]
     assert len(host("journal", "9999")["lines"]) == later["count"] - 1
+
+
+def test_node_exporter_is_told_what_runs_and_whether_it_is_decided(host: Host) -> None:
+    """The entry opens a cell by it whose rollout died."""
+
+    def told() -> list[str]:
+        return (host.units / "seatrial.prom").read_text().splitlines()
+
+    assert f'seatrial_release{{link="current",release="{OLD}"}} 1' in told()
+    assert "seatrial_decision_pending 0" in told()
+    host("arm", NEW, "60")
+    host("activate", NEW)
+    assert f'seatrial_release{{link="current",release="{NEW}"}} 1' in told()
+    assert "seatrial_decision_pending 1" in told()
+    host("revert", "--alone")
+    assert f'seatrial_release{{link="current",release="{OLD}"}} 1' in told()
+    assert "seatrial_decision_pending 0" in told()

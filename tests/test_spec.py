@@ -67,6 +67,18 @@ def test_the_specs_of_this_repository_are_right(fleet: str) -> None:
             "without 'json-model-override-args' (the spec says it in index_topk and index_key_dty",
         ),
         (
+            lambda s: s["roles"]["decode"]["args"].update({"tp-size": 2}),
+            "without 'tp-size' (SGLang reads it as 'tensor-parallel-size': use that name)",
+        ),
+        (
+            lambda s: s["roles"]["combined"]["args"].update({"model": "/other"}),
+            "without 'model' (SGLang reads it as 'model-path': use that name)",
+        ),
+        (
+            lambda s: s["roles"]["combined"]["args"].update(config="/root/more.yml"),
+            "without 'config' (a file of arguments on the host is in no commit)",
+        ),
+        (
             lambda s: s["roles"]["router"]["env"].update(HF_TOKEN="x"),
             "roles.router.env: should be without 'HF_TOKEN'",
         ),

@@ -12,7 +12,7 @@ from ansible.errors import AnsibleFilterError
 # The library of the same checkout, not one that happens to be installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from seatrial import fleet_lock, host_program, ledger, memory, release, spec
+from seatrial import controller, fleet_lock, host_program, ledger, memory, release, spec
 from seatrial.errors import SeatrialError
 from seatrial.inventory_check import unknown_variables
 
@@ -107,7 +107,8 @@ def cell_facts(value: Any, host: str) -> dict[str, Any]:
 def moves(value: Any, wanted: str, status: dict[str, Any]) -> dict[str, Any]:
     """Return the hosts that have to move, batch by batch, and the cells they make.
 
-    A cell is left alone when each of its hosts runs the wanted release, confirmed and promoted.
+    A cell is left alone when each of its hosts runs the wanted release, as it was released,
+    confirmed and promoted.
     """
     cells, hosts, sizes = [], [], []
     found = spec.check(value)
@@ -126,7 +127,10 @@ def moves(value: Any, wanted: str, status: dict[str, Any]) -> dict[str, Any]:
 def _is_settled(cell: spec.Cell, wanted: str, status: dict[str, Any]) -> bool:
     hosts = [status[host] for host in cell.hosts()]
     return all(
-        host["current"] == host["last_good"] == wanted and host["active"] and not host["pending"]
+        host["current"] == host["last_good"] == wanted
+        and host["active"]
+        and not host["pending"]
+        and not host["drift"]
         for host in hosts
     )
 
@@ -259,6 +263,7 @@ class FilterModule:
             "seatrial_spec": _told(
                 lambda value: spec.check(value).model_dump(by_alias=True, mode="json")
             ),
+            "seatrial_check_home": _told(lambda _: controller.check_home()),
             "seatrial_check_inventory": _told(check_inventory),
             "seatrial_commit": _told(lambda path: release.commit_of(Path(path))),
             "seatrial_release_digest": _told(digest),

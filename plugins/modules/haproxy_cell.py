@@ -66,6 +66,10 @@ drained_after_seconds:
   description: How long the last running request took to end; 0 for a cell that is opened.
   returned: always
   type: float
+open_line:
+  description: The line of the state file with which the cell is open.
+  returned: when address and port are given
+  type: str
 """
 
 # HAProxy 2.6, management guide, "show servers state": the number of the format.
@@ -163,8 +167,8 @@ def main() -> None:
         module.fail_json(msg=f"HAProxy does not answer on {admin} ({error}): start haproxy.service")
     state_file = Path(given["state_file"])
     old_lines = state_file.read_text().splitlines() if state_file.exists() else []
-    line = open_line(backend, cell, given["address"], given["port"]) if opens else None
-    new_lines = remembered(old_lines, cell, line)
+    line = open_line(backend, cell, given["address"], given["port"]) if given["address"] else ""
+    new_lines = remembered(old_lines, cell, line if opens else None)
     is_open = not int(now["srv_admin_state"]) & FORCED_MAINTENANCE
     is_elsewhere = opens and [now["srv_addr"], now["srv_port"]] != [
         given["address"],
@@ -172,7 +176,7 @@ def main() -> None:
     ]
     changed = is_open != opens or is_elsewhere or old_lines != new_lines
     if module.check_mode:
-        module.exit_json(changed=changed, drained_after_seconds=0.0)
+        module.exit_json(changed=changed, drained_after_seconds=0.0, open_line=line)
 
     # Whatever is interrupted between the two steps leaves no more than a cell that closes again.
     server_name = f"{backend}/{cell}"
@@ -193,7 +197,7 @@ def main() -> None:
             msg=f"{left} requests still run on cell '{cell}' after {seconds} s; it is closed, so "
             "no new ones enter: wait longer (entry_drain_timeout_seconds) or end them"
         )
-    module.exit_json(changed=changed, drained_after_seconds=seconds)
+    module.exit_json(changed=changed, drained_after_seconds=seconds, open_line=line)
 
 
 if __name__ == "__main__":

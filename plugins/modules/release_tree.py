@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -17,7 +18,8 @@ short_description: Lay a release down as a read-only folder, all of it, checked,
 description:
   - Writes the files into a temporary folder beside the destination, runs the checks on it, and
     renames it into place, so that a release is either whole or absent.
-  - A release that is there already is compared file by file; an edited file is put back.
+  - A release that is there already is compared file by file and link by link; what was edited or
+    removed is put back. What was added stays, and the drift report names it.
 options:
   path:
     description: The folder of the release.
@@ -32,10 +34,11 @@ options:
     type: dict
     default: {}
   named_only:
-    description: Files that say where the release came from; a difference in them is no change.
-    type: list
-    elements: str
-    default: []
+    description:
+      - By JSON file, keys that only say where the release came from; a difference in them is no
+        change.
+    type: dict
+    default: {}
   checks:
     description:
       - Commands to run before the rename; C({}) in their words is the temporary folder.
@@ -69,7 +72,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 edited:
-  description: Files of a release that was there already whose content had been changed by hand.
+  description: Files and links of a release that was there already and had been changed by hand.
   returned: always
   type: list
 """
@@ -88,12 +91,36 @@ def write(folder: Path, files: dict[str, str], links: dict[str, str]) -> None:
     folder.chmod(0o755)
 
 
+def is_alike(before: str, after: str, keys: list[str]) -> bool:
+    """Whether two JSON texts differ in no other keys than these."""
+    if not keys:
+        return False
+    try:
+        ours, theirs = ({**json.loads(text)} for text in (before, after))
+    except (TypeError, ValueError):
+        return False
+    return {**ours, **dict.fromkeys(keys)} == {**theirs, **dict.fromkeys(keys)}
+
+
 def replace(path: Path, content: str) -> None:
     """Put the right content back in one step."""
     fresh = path.with_name(f".{path.name}.new")
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh.write_text(content)
     fresh.chmod(0o444)
+    fresh.rename(path)
+
+
+def pointing(path: Path) -> str:
+    """Return where a link points; nothing where there is none."""
+    return str(path.readlink()) if path.is_symlink() else ""
+
+
+def relink(path: Path, target: str) -> None:
+    """Point a link to the right place in one step."""
+    fresh = path.with_name(f".{path.name}.new")
+    fresh.unlink(missing_ok=True)
+    fresh.symlink_to(target)
     fresh.rename(path)
 
 
@@ -104,7 +131,7 @@ def main() -> None:
             "path": {"type": "path", "required": True},
             "files": {"type": "dict", "required": True},
             "links": {"type": "dict", "default": {}},
-            "named_only": {"type": "list", "elements": "str", "default": []},
+            "named_only": {"type": "dict", "default": {}},
             "checks": {
                 "type": "list",
                 "elements": "dict",
@@ -124,19 +151,36 @@ def main() -> None:
         name: (target / name).read_text(errors="replace") if (target / name).is_file() else ""
         for name in files
     }
-    watched = [name for name in files if name not in given["named_only"]]
-    edited = [name for name in watched if before[name] != files[name]]
+    named_only = given["named_only"]
+    edited = [
+        name
+        for name, content in files.items()
+        if before[name] != content and not is_alike(before[name], content, named_only.get(name, []))
+    ]
     diff = [
         {"before_header": name, "after_header": name, "before": before[name], "after": files[name]}
         for name in edited
     ]
-    if module.check_mode or not edited:
-        module.exit_json(changed=bool(edited), edited=edited, diff=diff)
-    if target.is_dir():
-        for name, content in files.items():
-            if before[name] != content:
-                replace(target / name, content)
-        module.exit_json(changed=True, edited=edited, diff=diff)
+    is_there = target.is_dir()
+    astray = [name for name, link in given["links"].items() if pointing(target / name) != link]
+    diff += [
+        {
+            "before_header": name,
+            "after_header": name,
+            "before": f"-> {pointing(target / name)}\n" if pointing(target / name) else "",
+            "after": f"-> {given['links'][name]}\n",
+        }
+        for name in astray
+    ]
+    changed = sorted([*edited, *astray])
+    if module.check_mode or not changed:
+        module.exit_json(changed=bool(changed), edited=changed if is_there else [], diff=diff)
+    if is_there:
+        for name in edited:
+            replace(target / name, files[name])
+        for name in astray:
+            relink(target / name, given["links"][name])
+        module.exit_json(changed=True, edited=changed, diff=diff)
 
     target.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))

@@ -5,6 +5,7 @@ One rehearsal boots the hosts and is kept; the tests are its chapters, in order.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -22,6 +23,8 @@ from seatrial import ledger
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 GPU_HOSTS = ("gpu-a", "gpu-b", "gpu-c")
+LOCK = Path("/run/lock/seatrial-rehearsal.lock")
+DRIFT_REPORT = rehearsal.LEDGER.with_name("reports") / "drift/drift.json"
 
 
 class Play(NamedTuple):
@@ -51,6 +54,52 @@ def play(*words: str) -> Play:
     )
     print(done.stdout)
     return Play(done.returncode, done.stdout, time.monotonic() - started)
+
+
+def changes(output: str) -> set[tuple[str, str]]:
+    """Return ``(task, host)`` of everything that Ansible said it changed, or would."""
+    found, task = set(), ""
+    for line in output.splitlines():
+        if named := re.match(r"(?:TASK|RUNNING HANDLER) \[(.*?)\]", line):
+            task = named[1]
+        elif said := re.match(r"changed: \[(\S+?)(?: -> \S+)?\]", line):
+            found.add((task, said[1]))
+    return found
+
+
+def before_moving(output: str) -> str:
+    """Return what a run said before it came to the cells."""
+    return output.partition("PLAY [Move the cells, batch by batch]")[0]
+
+
+def announced(output: str) -> dict[str, tuple[str, ...]]:
+    """Return by host what a check run says of a move: what stops, of which release, and so on."""
+    text = " ".join(output.split())
+    pattern = (
+        r"\[(gpu-\w)\] => (?:changed: true )?msg: \W*A real run closes the entry of cell (\w+), "
+        r"stops (.*?) of (\w+), starts (.*?) of (\w+), judges it \(.*?\), "
+        r"and makes it last_good in place of (\w+)\."
+    )
+    return {host: tuple(rest) for host, *rest in re.findall(pattern, text)}
+
+
+def drift() -> dict[str, Any]:
+    """Return what the last drift run wrote for programs."""
+    found: dict[str, Any] = json.loads(DRIFT_REPORT.read_text())
+    return found
+
+
+def files_everywhere() -> dict[str, str]:
+    """Return the names and times of everything that a rollout may write, on all machines."""
+    listing = "find /opt/seatrial /etc/haproxy /etc/prometheus /etc/systemd/system /var/lib/haproxy"
+    listing += " -not -path '*/site-packages/*' -printf '%p %T@ %C@ %s %l\n' 2>/dev/null | sort"
+    found = {host: on(host, f"{listing}; true") for host in (*GPU_HOSTS, "edge")}
+    state = sorted(
+        f"{path} {path.stat().st_mtime}"
+        for path in rehearsal.LEDGER.parent.rglob("*")
+        if path != DRIFT_REPORT
+    )
+    return {**found, "control": "\n".join(state)}
 
 
 def on(host: str, *words: str) -> str:
@@ -85,10 +134,17 @@ def merge(message: str, edit: dict[str, object]) -> None:
 @pytest.fixture(scope="module", autouse=True)
 def kept_rehearsal() -> Iterator[None]:
     """Run `make rehearsal KEEP=1`; take the hosts down at the end, whatever happens."""
+    with LOCK.open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # as `hosts.sh alone` does, for all the chapters
+        yield from a_kept_rehearsal()
+
+
+def a_kept_rehearsal() -> Iterator[None]:
+    """Run it and take it down, as the one rehearsal on this machine."""
     subprocess.run([rehearsal.HOSTS, "down"], check=True)
     try:
         done = subprocess.run(
-            [sys.executable, REPOSITORY / "rehearsal/run.py", "--keep"],
+            [sys.executable, REPOSITORY / "rehearsal/run.py", "--keep", "--alone"],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -161,16 +217,147 @@ def test_a_second_deploy_changes_nothing() -> None:
     assert second.seconds <= 45
 
 
-def test_a_check_run_of_a_change_shows_it_and_changes_nothing(merged_back: None) -> None:
-    """`--check --diff` names the new value; hosts and staged releases stay as they are."""
+def test_a_fleet_that_was_just_rolled_out_has_no_drift() -> None:
+    """What roles would lay down is what lies and runs on every host; looking changes nothing."""
+    before = files_everywhere()
+    looked = play("playbooks/drift.yml")
+    assert looked.status == 0
+    assert looked.changed() == 0
+    assert "No drift" in looked.output
+    assert drift()["differences"] == []
+    assert files_everywhere() == before
+
+
+def test_drift_is_named_where_it_is_and_mended_by_what_it_says() -> None:
+    """Planted by hand on every host, one of them cut off; the exit status is not 0."""
+    current = on("gpu-a", "readlink -f /opt/seatrial/current").strip()
+    unit = f"{current}/units/sglang-prefill.service"
+    drop_in = "/etc/systemd/system/sglang-prefill.service.d/by-hand.conf"
+    on(
+        "gpu-a",
+        f"cp -a {unit} /root/unit; chmod u+w {unit}; echo '# by hand' >> {unit}; "
+        f"touch {current}/notes; mkdir -p $(dirname {drop_in}); echo '[Unit]' > {drop_in}",
+    )
+    on(
+        "gpu-b",
+        "echo '# by hand' >> /opt/seatrial/bin/seatrial-host; "
+        'echo \'{"release": "x"}\' > /opt/seatrial/state/pending.json; '
+        "systemctl disable --quiet --now prometheus-node-exporter; "
+        "touch /opt/seatrial/current/build/lib",
+    )
+    on("edge", "echo '# by hand' >> /etc/haproxy/haproxy.cfg")
+    subprocess.run([rehearsal.HOSTS, "cut", "gpu-c"], check=True)
+    try:
+        looked = play("playbooks/drift.yml")
+    finally:
+        subprocess.run([rehearsal.HOSTS, "mend", "gpu-c"], check=True)
+    try:
+        assert looked.status != 0
+        assert looked.changed() == 0
+        found = {(one["host"], one["kind"], one["what"]) for one in drift()["differences"]}
+        release = Path(current).name
+        named = {
+            ("gpu-c", "unreachable", "the host"),
+            ("gpu-a", "files", f"{release}/units/sglang-prefill.service"),
+            ("gpu-a", "files", f"{release}/notes"),
+            ("gpu-a", "units", f"drop-in {drop_in}"),
+            ("gpu-a", "units", "sglang-prefill.service: in systemd's memory"),
+            ("gpu-b", "files", "/opt/seatrial/bin/seatrial-host"),
+            ("gpu-b", "decision", "undecided release"),
+            ("gpu-b", "services", "prometheus-node-exporter.service"),
+            ("gpu-b", "services", "prometheus-node-exporter.service at boot"),
+            ("edge", "files", "/etc/haproxy/haproxy.cfg"),
+            # Its cell is undecided, so its entry should not be open.
+            ("edge", "entry", "entry of cell one"),
+        }
+        assert found >= named
+        assert {what for _, kind, what in found - named if kind != "build"} == set()
+    finally:
+        # What the table says to do: rm and reload by hand, then the playbooks.
+        on("gpu-a", f"rm -r {current}/notes $(dirname {drop_in}); systemctl daemon-reload")
+        on("gpu-b", "rm /opt/seatrial/state/pending.json")
+    assert play("playbooks/bootstrap.yml").status == 0
     before = fleet()
-    staged = on("gpu-a", "ls", "/opt/seatrial/releases")
+    mended = play("deploy.yml")
+    assert mended.status == 0
+    assert fleet() == before
+    left = play("playbooks/drift.yml")
+    assert {one["kind"] for one in drift()["differences"]} <= {"build"}, left.output
+
+
+def test_what_a_check_run_says_is_what_a_deploy_does() -> None:
+    """`--check --diff` names files, cells, units and releases, and touches nothing anywhere."""
     merge("Use smaller chunks", {"chunked_prefill_size": 16384})
+    untouched, before = files_everywhere(), fleet()
     checked = play("deploy.yml", "--check", "--diff")
     assert checked.status == 0
-    assert "--chunked-prefill-size 16384" in checked.output
+    assert files_everywhere() == untouched
     assert fleet() == before
-    assert on("gpu-a", "ls", "/opt/seatrial/releases") == staged
+    assert "+  --chunked-prefill-size 16384" in checked.output
+
+    deployed = play("deploy.yml")
+    assert deployed.status == 0
+    after = fleet()
+    assert changes(before_moving(checked.output)) == changes(before_moving(deployed.output))
+    cells = {"gpu-a": "one", "gpu-b": "one", "gpu-c": "two"}
+    assert announced(checked.output) == {
+        host: (
+            cells[host],
+            ", ".join(sorted(before[host][3])),
+            before[host][0],
+            ", ".join(sorted(after[host][3])),
+            after[host][0],
+            before[host][1],
+        )
+        for host in GPU_HOSTS
+    }
+    for host in GPU_HOSTS:
+        assert after[host][0] == after[host][1] != before[host][0]
+        assert not set(after[host][3].values()) & set(before[host][3].values())
+
+
+def test_a_rollback_to_what_a_host_does_not_have_is_refused_in_one_sentence() -> None:
+    """Which host lacks it, and what there is; nothing moves and no lock stays."""
+    before = fleet()
+    refused = play("rollback.yml", "-e", "rollback_release=ffffffffffffffff")
+    assert refused.status != 0
+    assert "lacks the release ffffffffffffffff" in " ".join(refused.output.split())
+    assert before["gpu-a"][0] in refused.output
+    assert "Traceback" not in refused.output
+    assert fleet() == before
+    assert (
+        json.loads(on("gpu-a", "/opt/seatrial/bin/seatrial-host", "status"))["fleet_lock"] is None
+    )
+
+
+def test_a_rollback_brings_the_named_release_back_proven() -> None:
+    """Identity and readiness hold, last_good moves, and the outage of each cell is printed."""
+    promoted = [
+        event.data["release"] for event in ledger.read(rehearsal.LEDGER) if event.event == "begin"
+    ]
+    wanted = promoted[-2]
+    before = fleet()
+    assert {state[0] for state in before.values()} == {promoted[-1]}
+    back = play("rollback.yml", "-e", f"rollback_release={wanted}")
+    assert back.status == 0
+    assert {state[:3] for state in fleet().values()} == {(wanted, wanted, True)}
+    events = last_rollout()
+    assert events[-1].data["outcome"] == "promoted"
+    assert set(ledger.outages(events)) == {"one", "two"}
+    assert "entry closed, seconds" in back.output
+    gates = [event.data["report"] for event in events if event.event == "gates"]
+    assert [report["verdict"] for report in gates] == ["PASS", "PASS"]
+    assert {gate["group"] for report in gates for gate in report["gates"]} == {
+        "identity",
+        "readiness",
+    }
+    assert rehearsal.ask_the_entry() == 0
+    # Git is asked for the commit before, so the fleet is what it says.
+    subprocess.run(
+        ["git", "-C", rehearsal.REPOSITORY, "reset", "-q", "--hard", "HEAD^"], check=True
+    )
+    play("playbooks/drift.yml")
+    assert {one["kind"] for one in drift()["differences"]} <= {"build"}
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ stays down instead: an older release on one host of a serving cell would mix two
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -85,9 +86,10 @@ def activate(digest: str) -> dict:
     if not (release / "build" / "build.json").exists():
         raise HostError(f"{release / 'build'}: the release's build is gone; run deploy.yml")
     previous = name_of(CURRENT)
-    if previous == digest and is_running(units_of(CURRENT)):
+    if previous == digest and is_running(units_of(CURRENT)) and not drift():
         return {"changed": False, "release": digest, "previous": previous}
     stop_all()
+    put_away_drop_ins()
     point(CURRENT, release)
     link_units(units_of(CURRENT))
     systemctl("daemon-reload")
@@ -166,7 +168,10 @@ def systemctl(*words: str, check: bool = True) -> str:
 
 def show(unit: str) -> dict:
     """Return what systemd knows of a unit."""
-    wanted = "ActiveState,SubState,MainPID,NRestarts,Result,ActiveEnterTimestampMonotonic"
+    wanted = (
+        "ActiveState,SubState,MainPID,NRestarts,Result,ActiveEnterTimestampMonotonic,"
+        "NeedDaemonReload"
+    )
     lines = systemctl("show", unit, f"--property={wanted}").splitlines()
     return dict(line.split("=", 1) for line in lines)
 
@@ -177,6 +182,56 @@ def has_crashed(unit: str) -> bool:
     began = int(found["ActiveEnterTimestampMonotonic"]) / 1e6
     is_old = found["ActiveState"] == "active" and began < pending().get("monotonic", 0.0)
     return int(found["NRestarts"]) > 0 and not is_old
+
+
+def drift() -> dict:
+    """Say, by unit, how what systemd runs differs from the release that `current` points to."""
+    path = CURRENT / "release.json"
+    released = json.loads(path.read_text()).get("servers", {}) if path.is_file() else {}
+    found = {}
+    for unit in linked_units():
+        role = unit.removeprefix("sglang-").removesuffix(".service")
+        said = differences(unit, released.get(role, {}))
+        if said:
+            found[unit] = ", ".join(said)
+    return found
+
+
+def differences(unit: str, server: dict) -> list:
+    """Compare a unit and its main process with the server that release.json describes."""
+    known = show(unit)
+    said = ["changed since systemd read it"] if known["NeedDaemonReload"] == "yes" else []
+    said += [f"has the drop-in {path}" for path in drop_ins(unit)]
+    try:
+        process = Path("/proc") / known["MainPID"]
+        argv = process.joinpath("cmdline").read_bytes().decode().split("\0")[:-1]
+        environ = process.joinpath("environ").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return said
+    if not argv:  # it is ending
+        return said
+    # SGLang's router writes its title over its arguments; its unit then stands for them.
+    if server and argv != server["argv"] and not argv[0].startswith("sglang::"):
+        said.append("runs with other arguments")
+    wrong = [key for key, value in server.get("env", {}).items() if f"{key}={value}" not in environ]
+    return said + ([f"runs with another {', '.join(wrong)}"] if wrong else [])
+
+
+def drop_ins(unit: str) -> list:
+    """Return the settings that somebody laid over a unit of ours."""
+    folders = (UNIT_LINKS, Path("/run/systemd/system"))
+    return [path for folder in folders for path in folder.glob(f"{unit}.d/*.conf")]
+
+
+def put_away_drop_ins() -> None:
+    """Move them to state/, so that what runs is the release and nothing is lost."""
+    for unit in linked_units():
+        for path in drop_ins(unit):
+            kept = STATE / f"{unit}-{path.stem}-{int(time.time())}.conf"
+            with contextlib.suppress(OSError):  # a full disk must not keep a host from going back
+                shutil.copyfile(path, kept)
+                path.unlink()
+                note("drop-in put away", unit=unit, path=str(path), kept=str(kept))
 
 
 def name_of(link: Path) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def refusal(parser: argparse.ArgumentParser, argv: list[str]) -> str:
-    """Return why the parser refuses the words, or nothing."""
+    """Return why the parser refuses the words, or a flag that is said twice, or nothing."""
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
@@ -18,6 +18,19 @@ def refusal(parser: argparse.ArgumentParser, argv: list[str]) -> str:
     except SystemExit as end:
         if end.code:
             return said.getvalue().strip().splitlines()[-1]
+    return repeated(parser, argv)
+
+
+def repeated(parser: argparse.ArgumentParser, argv: list[str]) -> str:
+    """Return which two words mean one argument: the last would win, and nothing would say so."""
+    spelling: dict[str, str] = {}
+    for word in argv:
+        action = parser._option_string_actions.get(word)  # noqa: SLF001 no public way to ask
+        if action is None:
+            continue
+        if action.dest in spelling:
+            return f"{spelling[action.dest]} and {word} are one argument, said twice"
+        spelling[action.dest] = word
     return ""
 
 
