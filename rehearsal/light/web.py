@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-RELEASE = os.environ.get("LIGHT_RELEASE", "none")
+RELEASE = os.environ.get("REHEARSED_RELEASE", "none")
 """How the serving spec names the release that this process was started from."""
 
 SERVERS = "X-Light-Servers"

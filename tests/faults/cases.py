@@ -7,6 +7,7 @@ and says what must come of it. What must be true after every case stands in `sta
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import time
@@ -15,8 +16,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from rehearsal import run as rehearsal
-from tests.faults import fleet
-from tests.faults.stage import BACK_SECONDS, LAST_GOOD, NEW, Stage, own_processes
+from tests.faults import hosts
+from tests.faults.fleet import ARTIFACTS, WORK
+from tests.faults.stage import LAST_GOOD, NEW, Stage, own_processes
 
 
 @dataclass(frozen=True)
@@ -28,21 +30,28 @@ class Case:
     phase: str
     end: str
     run: Callable[[Stage], None]
-    is_telling: bool
+    is_telling: bool = False
+    is_for_real: bool = False
 
 
 CASES: dict[str, Case] = {}
 
 
 def case(
-    fault: str, phase: str, end: str, *, telling: bool = False, name: str = ""
+    fault: str,
+    phase: str,
+    end: str,
+    *,
+    telling: bool = False,
+    real: bool = False,
+    name: str = "",
 ) -> Callable[[Callable[[Stage], None]], Callable[[Stage], None]]:
     """Add a function to the matrix."""
 
     def add(run: Callable[[Stage], None]) -> Callable[[Stage], None]:
         known = name or getattr(run, "__name__", "")
         assert known not in CASES, known
-        CASES[known] = Case(known, fault, phase, end, run, telling)
+        CASES[known] = Case(known, fault, phase, end, run, telling, real)
         return run
 
     return add
@@ -84,13 +93,14 @@ def controller_killed_with_one_cell_moved(stage: Stage) -> None:
 
 @case("controller killed (-9), and nobody comes", "gate", LAST_GOOD, telling=True)
 def controller_killed_and_nobody_comes(stage: Stage) -> None:
-    """The hosts go back by themselves; the entry of their cell waits, closed, for the next run."""
+    """The hosts go back by themselves, and the entry opens their cell by itself."""
     stage.merge()
     deploy = stage.deploy()
     deploy.await_phase("gate")
     stage.struck()
     deploy.kill()
-    stage.await_state(stage.is_back, "every host is back on last_good", BACK_SECONDS)
+    stage.await_state(stage.is_back, "every host is back on last_good", stage.back_seconds)
+    stage.await_open(stage.back_seconds)
     stage.recovered_at = time.time()
     stage.take_back()
     stage.repair()
@@ -116,8 +126,8 @@ def one_of_two_hosts_is_confirmed(stage: Stage) -> None:
     deploy = stage.deploy()
     deploy.await_phase("gate")
     deploy.await_output("Show what was measured")
-    fleet.hosts("freeze", "gpu-b")
-    stage.afterwards(lambda: fleet.hosts("thaw", "gpu-b"))
+    hosts.verb("freeze", "gpu-b")
+    stage.afterwards(lambda: hosts.verb("thaw", "gpu-b"))
     deploy.await_phase("confirm")
     stage.await_note("gpu-a", "confirmed")
     stage.struck()
@@ -126,9 +136,9 @@ def one_of_two_hosts_is_confirmed(stage: Stage) -> None:
     stage.await_state(
         lambda found: found["gpu-b"].current == stage.base and found["gpu-a"].current != stage.base,
         "gpu-b is back, gpu-a stays",
-        BACK_SECONDS,
+        stage.back_seconds,
     )
-    assert fleet.open_cells() == {"two"}
+    assert hosts.open_cells() == {"two"}
     stage.repair()
 
 
@@ -153,14 +163,36 @@ def controller_is_cut_off(stage: Stage) -> None:
     deploy = stage.deploy()
     deploy.await_phase("gate")
     stage.struck()
-    fleet.hosts("cut", "control")
-    stage.afterwards(lambda: fleet.hosts("mend", "control"))
+    hosts.verb("cut", "control")
+    stage.afterwards(lambda: hosts.verb("mend", "control"))
     stage.fails(deploy)
-    time.sleep(max(0.0, stage.struck_at + fleet.DEAD_MAN_SECONDS - time.time()))
+    time.sleep(max(0.0, stage.struck_at + stage.fleet.dead_man_seconds - time.time()))
     stage.mend()
-    stage.await_state(stage.is_back, "every host is back on last_good", BACK_SECONDS)
+    stage.await_state(stage.is_back, "every host is back on last_good", stage.back_seconds)
     stage.take_back()
     stage.repair()
+
+
+@case("controller frozen, replaced, thawed", "gate", NEW)
+def controller_wakes_up_too_late(stage: Stage) -> None:
+    """Another run has taken the fleet lock meanwhile: the one that wakes up changes nothing."""
+    stage.merge()
+    first = stage.deploy()
+    first.await_phase("gate")
+    stage.struck()
+    first.send(signal.SIGSTOP)
+    stage.afterwards(lambda: first.send(signal.SIGCONT))
+    stage.await_state(stage.is_back, "every host is back on last_good", stage.back_seconds)
+    refused = stage.fails(stage.deploy())
+    token = re.search(r"unlock_token=\w+", refused.output)
+    assert token, refused.output[-3000:]
+    stage.succeeds(stage.run("playbooks/unlock.yml", "-e", token[0]))
+    stage.repair()
+    stage.mend()
+    before = hosts.look()
+    stage.fails(first)
+    assert hosts.look() == before
+    stage.late_ends = 1
 
 
 # --- a host ---------------------------------------------------------------------------------
@@ -189,7 +221,7 @@ def host_is_unreachable_during(phase: str, stage: Stage) -> None:
     if phase != "confirm":  # where it may have been told already that the release stays
         stage.await_own_way_back("gpu-b")
         stage.mend()
-        stage.await_state(stage.is_back, "every host is back on last_good", BACK_SECONDS)
+        stage.await_state(stage.is_back, "every host is back on last_good", stage.back_seconds)
     stage.mend()
     stage.take_back()
     stage.repair()
@@ -225,8 +257,8 @@ def host_reboots_undecided(stage: Stage) -> None:
     deploy = stage.deploy()
     deploy.await_phase("gate")
     stage.struck()
-    fleet.hosts("poweroff", "gpu-b")
-    fleet.hosts("poweron", "gpu-b")
+    hosts.verb("poweroff", "gpu-b")
+    hosts.verb("poweron", "gpu-b")
     stage.fails(deploy)
     stage.take_back()
     stage.repair()
@@ -239,8 +271,8 @@ def host_reboots_confirmed(stage: Stage) -> None:
     deploy = stage.deploy()
     deploy.await_phase("open")
     stage.struck("one")
-    fleet.hosts("poweroff", "gpu-b")
-    fleet.hosts("poweron", "gpu-b")
+    hosts.verb("poweroff", "gpu-b")
+    hosts.verb("poweron", "gpu-b")
     if deploy.wait():
         stage.repair()
 
@@ -252,10 +284,10 @@ def link_between_prefill_and_decode_is_cut(stage: Stage) -> None:
     deploy = stage.deploy()
     deploy.await_phase("gate")
     stage.struck()
-    fleet.hosts("part", "gpu-a", "gpu-b")
-    stage.afterwards(lambda: fleet.hosts("join", "gpu-a", "gpu-b"))
+    hosts.verb("part", "gpu-a", "gpu-b")
+    stage.afterwards(lambda: hosts.verb("join", "gpu-a", "gpu-b"))
     stage.fails(deploy)
-    assert fleet.open_cells() == {"two"}
+    assert hosts.open_cells() == {"two"}
     stage.mend()
     stage.take_back()
     stage.repair()
@@ -324,6 +356,19 @@ for _name, _role, _fault, _words, _phase, _telling in (
     )
 
 
+@case("engine of a confirmed cell in a crash loop", "activate, cell two", LAST_GOOD)
+def engine_fails_after_confirm(stage: Stage) -> None:
+    """The rollout looks again before it promotes, and takes the whole fleet back."""
+    stage.merge()
+    deploy = stage.deploy()
+    deploy.await_phase("activate", "two")
+    stage.switch("decode", "exit-at-start")
+    stage.struck("one")
+    hosts.on("gpu-b", "systemctl kill --kill-whom=main -s KILL sglang-decode")
+    stage.fails(deploy)
+    assert deploy.outcome == "reverted", deploy.reason
+
+
 @case("engine killed (-9) once", "gate", NEW)
 def engine_is_killed_once_during_gates(stage: Stage) -> None:
     """It is started again; a gate may see it, and then the cell goes back, or none does."""
@@ -331,7 +376,7 @@ def engine_is_killed_once_during_gates(stage: Stage) -> None:
     deploy = stage.deploy()
     deploy.await_phase("gate")
     stage.struck()
-    fleet.on("gpu-b", "systemctl kill --kill-whom=main -s KILL sglang-decode")
+    hosts.on("gpu-b", "systemctl kill --kill-whom=main -s KILL sglang-decode")
     if deploy.wait():
         assert deploy.outcome == "reverted", deploy.reason
         stage.may_end.add(LAST_GOOD)
@@ -343,7 +388,7 @@ def engine_dies_after_the_rollout(stage: Stage) -> None:
     stage.merge()
     stage.succeeds(stage.deploy())
     stage.struck("one")
-    fleet.on("gpu-b", "systemctl kill --kill-whom=main -s KILL sglang-decode")
+    hosts.on("gpu-b", "systemctl kill --kill-whom=main -s KILL sglang-decode")
 
 
 @case("last_good itself in a crash loop", "after", NEW)
@@ -353,10 +398,11 @@ def last_good_fails(stage: Stage) -> None:
     stage.succeeds(stage.deploy())
     stage.struck("one")
     stage.switch("decode", "exit-at-start")
-    fleet.on("gpu-b", "systemctl kill --kill-whom=main -s KILL sglang-decode")
+    hosts.on("gpu-b", "systemctl kill --kill-whom=main -s KILL sglang-decode")
     stage.await_unit("gpu-b", "sglang-decode", "failed", 60)
     time.sleep(5)
-    assert fleet.on("gpu-b", "systemctl is-active sglang-decode; true").strip() == "failed"
+    assert hosts.on("gpu-b", "systemctl is-active sglang-decode; true").strip() == "failed"
+    stage.await_note("gpu-b", "stays as it is")
     stage.mend()
     stage.repair()
 
@@ -392,7 +438,7 @@ def port_is_held_for_good(stage: Stage) -> None:
     stage.struck()
     stage.hold_port("gpu-b", 30001, 600)
     stage.fails(deploy)
-    assert fleet.open_cells() == {"two"}
+    assert hosts.open_cells() == {"two"}
     stage.mend()
     stage.take_back()
     stage.repair()
@@ -415,7 +461,7 @@ def disk_is_full_before(stage: Stage) -> None:
 @case("disk full on a host", "stage", LAST_GOOD)
 def disk_fills_up_while_staging(stage: Stage) -> None:
     """What is half there is not a build; nothing that runs is touched."""
-    fleet.use_build(stage.release)
+    stage.fleet.use_build(stage.release)
     stage.merge()
     deploy = stage.deploy()
     deploy.await_output("Unpack | Copy the artifact")
@@ -465,9 +511,9 @@ def controllers_disk_fills_up(stage: Stage) -> None:
 @case("half-copied artifact", "stage", LAST_GOOD)
 def artifact_is_half_copied(stage: Stage) -> None:
     """Its checksum tells; nothing is unpacked, nothing is touched."""
-    digest = fleet.use_build(stage.release)
+    digest = stage.fleet.use_build(stage.release)
     stage.merge()
-    artifact = fleet.ARTIFACTS / f"{digest}.tar.zst"
+    artifact = ARTIFACTS / f"{digest}.tar.zst"
     whole = artifact.read_bytes()
     artifact.write_bytes(whole[: len(whole) // 2])
     stage.afterwards(artifact.unlink)
@@ -480,7 +526,7 @@ def artifact_is_half_copied(stage: Stage) -> None:
 @case("controller killed (-9)", "stage", NEW)
 def controller_killed_while_staging(stage: Stage) -> None:
     """The next run takes what is whole and makes the rest again."""
-    fleet.use_build(stage.release)
+    stage.fleet.use_build(stage.release)
     stage.merge()
     deploy = stage.deploy()
     deploy.await_output("Verify it, unpack it")
@@ -494,7 +540,7 @@ def ledger_line_is_torn(stage: Stage) -> None:
     """It spoils no other line."""
     stage.merge()
     stage.struck()
-    with fleet.LEDGER.open("a") as file:
+    with stage.fleet.ledger.open("a") as file:
         file.write('{"schema": 1, "time": "2026-11-2')
     stage.torn = 1
     stage.succeeds(stage.deploy())
@@ -505,7 +551,7 @@ def current_points_nowhere(stage: Stage) -> None:
     """The host's processes run on, and the next release replaces them."""
     stage.merge()
     stage.struck()
-    fleet.on("gpu-b", "rm -rf /opt/seatrial/releases/$(basename $(readlink /opt/seatrial/current))")
+    hosts.on("gpu-b", "rm -rf /opt/seatrial/releases/$(basename $(readlink /opt/seatrial/current))")
     stage.succeeds(stage.deploy())
 
 
@@ -517,7 +563,7 @@ def unit_is_edited_by_hand(stage: Stage) -> None:
     deploy.await_phase("activate")
     deploy.await_output("Wait until every unit is active")
     stage.struck()
-    fleet.on(
+    hosts.on(
         "gpu-b",
         "file=$(readlink -f /etc/systemd/system/sglang-decode.service) && "
         "echo '# only a comment' >>$file",
@@ -534,7 +580,7 @@ def build_is_deleted_by_hand(stage: Stage) -> None:
     deploy = stage.deploy()
     deploy.await_phase("drain")
     stage.struck()
-    fleet.on("gpu-b", "rm -rf /opt/seatrial/builds/*")
+    hosts.on("gpu-b", "rm -rf /opt/seatrial/builds/*")
     stage.fails(deploy)
     stage.take_back()
     stage.repair()
@@ -559,12 +605,13 @@ def two_deploys_at_once(stage: Stage) -> None:
 def second_commit_while_one_is_pending(stage: Stage) -> None:
     """It is refused, and names the holder of the lock; the first one goes on."""
     stage.merge()
-    other = fleet.WORK / "colleague"
+    other = WORK / "colleague"
     shutil.rmtree(other, ignore_errors=True)
-    rehearsal.git("clone", "--quiet", fleet.REPOSITORY, other)
+    stage.fleet.name_release(f"{stage.release}x")
+    stage.fleet.commit("A colleague's change")
+    rehearsal.git("clone", "--quiet", stage.fleet.repository, other)
     stage.afterwards(lambda: shutil.rmtree(other))
-    fleet.name_release(f"{stage.release}x", other)
-    fleet.commit("A colleague's change", other)
+    stage.fleet.git("reset", "-q", "--hard", "HEAD^")
     deploy = stage.deploy()
     deploy.await_phase("gate")
     stage.struck()
@@ -587,7 +634,7 @@ def daemon_reload_fails(stage: Stage) -> None:
     stage.break_daemon_reload("gpu-b")
     stage.fails(deploy)
     stage.mend()
-    stage.await_state(stage.is_back, "every host is back on last_good", BACK_SECONDS)
+    stage.await_state(stage.is_back, "every host is back on last_good", stage.back_seconds)
     stage.take_back()
     stage.repair()
 
@@ -598,8 +645,8 @@ def entry_socket_is_gone(phase: str, stage: Stage) -> None:
     deploy = stage.deploy()
     deploy.await_phase(phase)
     stage.struck()
-    fleet.on("edge", "mv /run/haproxy/admin.sock /run/haproxy/away.sock")
-    stage.afterwards(lambda: fleet.on("edge", "mv /run/haproxy/away.sock /run/haproxy/admin.sock"))
+    hosts.on("edge", "mv /run/haproxy/admin.sock /run/haproxy/away.sock")
+    stage.afterwards(lambda: hosts.on("edge", "mv /run/haproxy/away.sock /run/haproxy/admin.sock"))
     stage.fails(deploy)
     stage.mend()
     stage.take_back()
@@ -623,8 +670,8 @@ def entry_host_reboots(stage: Stage) -> None:
     deploy = stage.deploy()
     deploy.await_phase("gate")
     stage.struck("edge")
-    fleet.hosts("poweroff", "edge")
-    fleet.hosts("poweron", "edge")
+    hosts.verb("poweroff", "edge")
+    hosts.verb("poweron", "edge")
     if deploy.wait():
         stage.repair()
 
@@ -632,15 +679,15 @@ def entry_host_reboots(stage: Stage) -> None:
 @case("Prometheus gone", "gate", LAST_GOOD)
 def prometheus_is_gone(stage: Stage) -> None:
     """What cannot be measured is INVALID, and INVALID is not promoted."""
-    spec = fleet.read_spec()
+    spec = stage.fleet.read_spec()
     spec["gates"]["select"] = ["readiness", "throughput"]
-    fleet.write_spec(spec)
+    stage.fleet.write_spec(spec)
     stage.merge()
     deploy = stage.deploy()
     deploy.await_phase("activate")
     stage.struck()
-    fleet.on("edge", "systemctl stop prometheus")
-    stage.afterwards(lambda: fleet.on("edge", "systemctl start prometheus"))
+    hosts.on("edge", "systemctl stop prometheus")
+    stage.afterwards(lambda: hosts.on("edge", "systemctl start prometheus"))
     stage.fails(deploy)
     assert deploy.outcome == "reverted", deploy.reason
     assert "INVALID" in deploy.reason

@@ -1,73 +1,54 @@
-"""The fleet that the fault matrix strikes: rehearsal hosts with the light engine, and the strikes.
+"""A fleet on the rehearsal hosts: its clone, its inventory, and the runs of its playbooks.
 
-Everything but the engine is the real thing: `ansible-playbook deploy.yml` of a clone, its roles,
-units and gates, systemd, sshd, HAProxy, Prometheus. A release is one commit that changes one value.
+Everything but the light engine is the real thing: `ansible-playbook deploy.yml` of a clone, its
+roles, units and gates, systemd, sshd, HAProxy, Prometheus. A release is a commit that changes one
+value. With `engine="real"` SGLang serves too, and a rollout takes minutes instead of one.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
 from rehearsal import run as rehearsal
 from rehearsal.light import build as light
 from seatrial import ledger
+from seatrial.spec import BETWEEN_STEPS_SECONDS
+from tests.faults import hosts
 
 WORK = rehearsal.CACHE / "faults"
-REPOSITORY = WORK / "repository"
-STATE = Path.home() / ".local/state/seatrial/faults"
-LEDGER = STATE / "ledger.jsonl"
-INVENTORY = Path("inventory/faults")
-SPEC = INVENTORY / "group_vars/all/serving_spec.yml"
-LOCK = Path("light.lock")
 ARTIFACTS = rehearsal.CACHE / "artifacts"
-ENTRY = "10.77.0.10:8080"
-GPU_HOSTS = ("gpu-a", "gpu-b", "gpu-c")
-CELLS = {"one": ("gpu-a", "gpu-b"), "two": ("gpu-c",)}
 ROLES = ("prefill", "decode", "combined", "router")
-PLACES = {"prefill": "gpu-a", "decode": "gpu-b", "combined": "gpu-c"}
-SMALL_DISK = "gpu-b"
-PROGRAM = "/opt/seatrial/bin/seatrial-host"
-IN_NETWORK = ("nsenter", "--net=/run/netns/seatrial", "--")
-HERE = Path(__file__).resolve().parent
+DEPLOY_SECONDS = 600
+"""Longer than any rollout of these fleets that ends by itself."""
 
 # Seconds. Small, so that a case is short; generous, so that a busy machine does not fail one.
 TIMEOUTS = {
-    "drain_seconds": 15,
-    "stop_seconds": 4,
-    "ready_seconds": 20,
-    "router_seconds": 12,
-    "gate_seconds": 30,
+    "light": {
+        "drain_seconds": 15,
+        "stop_seconds": 3,
+        "ready_seconds": 15,
+        "router_seconds": 9,
+        "gate_seconds": 30,
+    },
+    "real": {
+        "drain_seconds": 30,
+        "stop_seconds": 20,
+        "ready_seconds": 240,
+        "router_seconds": 30,
+        "gate_seconds": 300,
+    },
 }
-DEAD_MAN_SECONDS = 165
-DEPLOY_SECONDS = 420
-"""Longer than any rollout of light cells that ends by itself."""
-
-
-@dataclass(frozen=True)
-class Host:
-    """What one GPU host says of itself."""
-
-    current: str
-    last_good: str
-    is_pending: bool
-    is_active: bool
-    units: Mapping[str, str]
-    has_timer: bool
-    booted: str
 
 
 @dataclass
@@ -76,6 +57,7 @@ class Deploy:
 
     process: subprocess.Popen[bytes]
     log: Path
+    ledger_file: Path
     begin: float
     ledger_at: int
     seconds: float = 0.0
@@ -89,7 +71,7 @@ class Deploy:
     @property
     def events(self) -> list[ledger.Event]:
         """Return the ledger's events since it began."""
-        return ledger.read(LEDGER)[self.ledger_at :]
+        return ledger.read(self.ledger_file)[self.ledger_at :]
 
     @property
     def outcome(self) -> str:
@@ -131,6 +113,10 @@ class Deploy:
         self.was_killed = True
         self.seconds = time.time() - self.begin
 
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the controller's processes."""
+        os.killpg(self.process.pid, number)
+
     def wait(self) -> int:
         """Wait until it has ended; return its exit status."""
         try:
@@ -142,183 +128,145 @@ class Deploy:
         return self.process.returncode
 
 
-# --- commands -------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Fleet:
+    """The hosts of inventory/rehearsal under another name, with quick time-outs and few gates."""
+
+    engine: Literal["light", "real"]
+
+    @property
+    def name(self) -> str:
+        """Return the name of its inventory, and of all that is kept of it."""
+        return f"faults-{self.engine}"
+
+    @property
+    def repository(self) -> Path:
+        """Return its clone of the work tree."""
+        return WORK / self.name
+
+    @property
+    def state(self) -> Path:
+        """Return where the control machine keeps its ledger and reports."""
+        return Path.home() / ".local/state/seatrial" / self.name
+
+    @property
+    def ledger(self) -> Path:
+        """Return its ledger."""
+        return self.state / "ledger.jsonl"
+
+    @property
+    def timeouts(self) -> dict[str, int]:
+        """Return the spec's time-outs, in seconds."""
+        return TIMEOUTS[self.engine]
+
+    @property
+    def dead_man_seconds(self) -> int:
+        """Return after how many seconds a host reverts that is told nothing: the least allowed."""
+        times = self.timeouts
+        waits = 3 * times["stop_seconds"] + times["ready_seconds"] + times["router_seconds"]
+        return waits + times["gate_seconds"] + BETWEEN_STEPS_SECONDS
+
+    # --- its clone ---
+
+    def make_clone(self) -> None:
+        """Clone the work tree, with an inventory of its own beside the rehearsal's."""
+        rehearsal.clone(rehearsal.SOURCE, self.repository)
+        inventory = self.repository / "inventory" / self.name
+        shutil.copytree(self.repository / "inventory/rehearsal", inventory)
+        spec = self.read_spec()
+        spec["timeouts"] = self.timeouts
+        spec["rollout"]["dead_man_seconds"] = self.dead_man_seconds
+        spec["gates"]["select"] = ["identity", "readiness"]
+        if self.engine == "light":
+            spec["engine"]["patches"] = ["light"]
+            (inventory / "group_vars/all/light.yml").write_text(
+                'build_lock: "{{ inventory_dir | dirname | dirname }}/light.lock"\n'
+                # One host of the light fleet has a small disk, to be filled.
+                "gpu_host_disk_free_min_bytes: 8388608\n"
+                "build_disk_reserve_bytes: 1048576\n"
+            )
+            self.use_build("1")
+        self.write_spec(spec)
+        self.name_release("r0")
+        self.commit("Rehearse faults")
+
+    def git(self, *words: str) -> str:
+        """Run git in the clone."""
+        return rehearsal.git("-C", self.repository, *words)
+
+    def commit(self, message: str) -> None:
+        """Commit what lies in the clone."""
+        self.git("add", "-A")
+        self.git(*rehearsal.IDENTITY, "commit", "--quiet", "-m", message)
+
+    def read_spec(self) -> dict[str, Any]:
+        """Return the clone's serving spec."""
+        content: dict[str, Any] = yaml.safe_load(self._spec.read_text())["serving_spec"]
+        return content
+
+    def write_spec(self, spec: dict[str, Any]) -> None:
+        """Replace the clone's serving spec."""
+        self._spec.write_text(yaml.safe_dump({"serving_spec": spec}, sort_keys=False))
+
+    def name_release(self, name: str) -> None:
+        """Say another name of the release to every server: the smallest change of all."""
+        spec = self.read_spec()
+        for role in ROLES:
+            spec["roles"][role]["env"] = {**spec["roles"][role]["env"], "REHEARSED_RELEASE": name}
+        self.write_spec(spec)
+
+    def release_name(self) -> str:
+        """Return that name."""
+        return str(self.read_spec()["roles"]["router"]["env"]["REHEARSED_RELEASE"])
+
+    def use_build(self, version: str) -> str:
+        """Name the light build of this version, and see that it is kept; return its digest."""
+        lock = self.repository / "light.lock"
+        lock.write_text(light.lock(version))
+        return light.make(lock, self.repository / "kernels", ARTIFACTS)
+
+    @property
+    def _spec(self) -> Path:
+        folder = self.repository / "inventory" / self.name / "group_vars/all"
+        return folder / "serving_spec.yml"
+
+    # --- its runs ---
+
+    def play(self, *words: str, log: Path, repository: Path | None = None) -> Deploy:
+        """Start a playbook of the clone, or of another one, as people type it."""
+        program = Path(sys.executable).with_name("ansible-playbook")
+        at = len(ledger.read(self.ledger))
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                [program, "-i", f"inventory/{self.name}", *words],
+                cwd=repository or self.repository,
+                env={**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}"},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        return Deploy(process, log, self.ledger, time.time(), at)
+
+    def up(self, log: Path) -> None:
+        """Boot fresh hosts and promote the base release, with the playbook of any rehearsal."""
+        hosts.verb("down")
+        shutil.rmtree(self.state, ignore_errors=True)
+        rehearsal.make_api_key()
+        self.make_clone()
+        hosts.verb("up")
+        if self.engine == "light":
+            _give_small_disk()
+        key = f"rehearse_api_key_file={rehearsal.API_KEY_FILE}"
+        deploy = self.play("playbooks/rehearse.yml", "-e", key, log=log)
+        assert deploy.wait() == 0, deploy.output[-6000:]
 
 
-def hosts(*words: str) -> None:
-    """Run a verb of hosts.sh."""
-    done = subprocess.run([rehearsal.HOSTS, *words], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"hosts.sh {' '.join(words)}: {done.stdout}{done.stderr}"
-
-
-def on(host: str, command: str, *, check: bool = True, seconds: float = 30) -> str:
-    """Run a shell command on a host and return what it prints."""
-    words = ("ssh", "-F", "/var/lib/seatrial-rehearsal/ssh_config", "-o", "ConnectTimeout=5")
-    try:
-        done = subprocess.run(
-            [*IN_NETWORK, *words, host, command],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=seconds,
-        )
-    except subprocess.TimeoutExpired:
-        if check:
-            raise
-        return ""
-    if check and done.returncode:
-        raise AssertionError(f"{host}: `{command}` failed: {done.stdout}{done.stderr}")
-    return done.stdout
-
-
-def each(command: str, names: Iterable[str] = GPU_HOSTS) -> dict[str, str]:
-    """Run a shell command on several hosts at once."""
-    names = list(names)
-    with ThreadPoolExecutor(len(names)) as pool:
-        return dict(zip(names, pool.map(lambda name: on(name, command), names), strict=True))
-
-
-def look() -> dict[str, Host]:
-    """Ask every GPU host what it runs."""
-    command = (
-        f"{PROGRAM} status; systemctl is-active seatrial-deadman.timer; stat -c %Y /proc/1; true"
-    )
-    found = {}
-    for name, text in each(command).items():
-        said, timer, booted = text.strip().splitlines()[-3:]
-        status = json.loads(said)
-        found[name] = Host(
-            current=status["current"],
-            last_good=status["last_good"],
-            is_pending=status["pending"] is not None,
-            is_active=status["active"],
-            units={unit: state["MainPID"] for unit, state in status["units"].items()},
-            has_timer=timer == "active",
-            booted=booted,
-        )
-    return found
-
-
-def open_cells() -> set[str]:
-    """Return the cells whose entry is open, as HAProxy says."""
-    program = (
-        "import socket; s = socket.socket(socket.AF_UNIX); s.connect('/run/haproxy/admin.sock'); "
-        "s.sendall(b'show servers state cells\\n'); print(s.makefile().read())"
-    )
-    lines = on("edge", f"python3 -c {shlex.quote(program)}").splitlines()
-    rows = [line.split() for line in lines[2:] if line.strip()]
-    return {row[3] for row in rows if not int(row[6]) & 1}
-
-
-# --- the clone ------------------------------------------------------------------------------
-
-
-def git(*words: str, repository: Path = REPOSITORY) -> str:
-    """Run git in the clone."""
-    return rehearsal.git("-C", repository, *words)
-
-
-def commit(message: str, repository: Path = REPOSITORY) -> None:
-    """Commit what lies in the clone."""
-    git("add", "-A", repository=repository)
-    git(*rehearsal.IDENTITY, "commit", "--quiet", "-m", message, repository=repository)
-
-
-def make_clone() -> None:
-    """Clone the work tree, with an inventory of its own beside the rehearsal's."""
-    rehearsal.clone(rehearsal.SOURCE, REPOSITORY)
-    shutil.copytree(REPOSITORY / "inventory/rehearsal", REPOSITORY / INVENTORY)
-    variables = REPOSITORY / INVENTORY / "group_vars"
-    (variables / "all/light.yml").write_text(
-        'build_lock: "{{ inventory_dir | dirname | dirname }}/light.lock"\n'
-        # Hosts of the matrix get small disks, to be filled.
-        "gpu_host_disk_free_min_bytes: 8388608\n"
-        "build_disk_reserve_bytes: 1048576\n"
-    )
-    spec = read_spec()
-    spec["engine"]["patches"] = ["light"]
-    spec["timeouts"] = dict(TIMEOUTS)
-    spec["rollout"]["dead_man_seconds"] = DEAD_MAN_SECONDS
-    spec["gates"]["select"] = ["identity", "readiness"]
-    write_spec(spec)
-    use_build("1")
-    name_release("r0")
-    commit("Rehearse with the light engine")
-
-
-def read_spec(repository: Path = REPOSITORY) -> dict[str, Any]:
-    """Return the clone's serving spec."""
-    content: dict[str, Any] = yaml.safe_load((repository / SPEC).read_text())["serving_spec"]
-    return content
-
-
-def write_spec(spec: Mapping[str, Any], repository: Path = REPOSITORY) -> None:
-    """Replace the clone's serving spec."""
-    text = yaml.safe_dump({"serving_spec": dict(spec)}, sort_keys=False)
-    (repository / SPEC).write_text(text)
-
-
-def name_release(name: str, repository: Path = REPOSITORY) -> None:
-    """Let the spec say another name of the release to every server: the smallest change."""
-    spec = read_spec(repository)
-    for role in ROLES:
-        spec["roles"][role]["env"] = {**spec["roles"][role]["env"], "LIGHT_RELEASE": name}
-    write_spec(spec, repository)
-
-
-def release_name() -> str:
-    """Return that name."""
-    return str(read_spec()["roles"]["router"]["env"]["LIGHT_RELEASE"])
-
-
-def use_build(version: str) -> str:
-    """Let the inventory name the light build of this version, and see that it is kept."""
-    (REPOSITORY / LOCK).write_text(light.lock(version))
-    return light.make(REPOSITORY / LOCK, REPOSITORY / "kernels", ARTIFACTS)
-
-
-# --- runs -----------------------------------------------------------------------------------
-
-
-def play(*words: str, log: Path, repository: Path = REPOSITORY) -> Deploy:
-    """Start a playbook of the clone in the background, as people type it."""
-    program = Path(sys.executable).with_name("ansible-playbook")
-    at = len(ledger.read(LEDGER))
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [program, "-i", INVENTORY, *words],
-            cwd=repository,
-            env={**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}"},
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    return Deploy(process, log, time.time(), at)
-
-
-def up(log: Path) -> None:
-    """Boot fresh hosts and promote the base release, with the playbook that any rehearsal uses."""
-    hosts("down")
-    shutil.rmtree(STATE, ignore_errors=True)
-    rehearsal.make_api_key()
-    make_clone()
-    hosts("up")
-    give_small_disk()
-    deploy = play(
-        "playbooks/rehearse.yml",
-        "-e",
-        f"rehearse_api_key_file={rehearsal.API_KEY_FILE}",
-        log=log,
-    )
-    assert deploy.wait() == 0, deploy.output[-6000:]
-
-
-def give_small_disk() -> None:
+def _give_small_disk() -> None:
     """Give one host a small disk of its own at /opt/seatrial, which outlives its reboots."""
-    hosts("poweroff", SMALL_DISK)
-    place = rehearsal.STATE / "hosts" / SMALL_DISK / "root/opt/seatrial"
+    hosts.verb("poweroff", hosts.SMALL_DISK)
+    place = rehearsal.STATE / "hosts" / hosts.SMALL_DISK / "root/opt/seatrial"
     place.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=96m,mode=755", "small", place], check=True)
-    hosts("poweron", SMALL_DISK)
-    hosts("up")  # waits until it answers
+    hosts.verb("poweron", hosts.SMALL_DISK)
+    hosts.verb("up")  # waits until it answers

@@ -6,21 +6,24 @@ import contextlib
 import json
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
-from rehearsal import run as rehearsal
-from tests.faults import fleet
+from tests.faults import hosts
 from tests.faults.cases import Case
+from tests.faults.fleet import Fleet
 from tests.faults.stage import Row, Stage
 
 
 class Night:
     """A fleet, the cases that it has been through, and the rows of the matrix that they make."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, fleet: Fleet, folder: Path) -> None:
+        self.fleet = fleet
         self.folder = folder
         self.rows: list[Row] = []
         self.count = 0
+        self.began = time.monotonic()
         self.is_whole = False
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -36,9 +39,11 @@ class Night:
         self.count += 1
         folder = self.folder / case.name
         folder.mkdir()
-        base = fleet.look()["gpu-a"].current
+        base = hosts.look()["gpu-a"].current
         name = f"r{self.count}"
-        stage = Stage(case.name, folder, base, fleet.release_name(), name, {case.end})
+        stage = Stage(
+            self.fleet, case.name, folder, base, self.fleet.release_name(), name, {case.end}
+        )
         self.is_whole = False
         problems = []
         stage.start_probe()
@@ -60,26 +65,25 @@ class Night:
         self.rows.append(row)
         self.is_whole = True
 
+    @property
+    def seconds(self) -> float:
+        """Return how long it has lasted."""
+        return time.monotonic() - self.began
+
     def make_whole(self) -> None:
         """Mend whatever a case has left, by a deploy of the base, or else by a fresh fleet."""
         if self.count:
-            for host in (*fleet.GPU_HOSTS, "edge", "control"):
+            for host in (*hosts.GPU_HOSTS, "edge", "control"):
                 for verb in ("thaw", "poweron", "mend"):
                     with contextlib.suppress(AssertionError):
-                        fleet.hosts(verb, host)
-            fleet.git("reset", "-q", "--hard")
+                        hosts.verb(verb, host)
+            self.fleet.git("reset", "-q", "--hard")
             self.count += 1
-            fleet.name_release(f"r{self.count}")
-            fleet.commit("Start again")
-            again = fleet.play("deploy.yml", log=self.folder / f"again-{self.count}.log")
+            self.fleet.name_release(f"r{self.count}")
+            self.fleet.commit("Start again")
+            again = self.fleet.play("deploy.yml", log=self.folder / f"again-{self.count}.log")
             if again.wait() == 0:
                 self.is_whole = True
                 return
-        fleet.up(self.folder / f"up-{self.count}.log")
+        self.fleet.up(self.folder / f"up-{self.count}.log")
         self.is_whole = True
-
-
-def new_night(name: str) -> Night:
-    """Return a night whose logs lie in a folder of that name."""
-    rehearsal.make_api_key()
-    return Night(fleet.WORK / name)

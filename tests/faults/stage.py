@@ -18,14 +18,13 @@ from typing import NamedTuple
 
 from rehearsal import run as rehearsal
 from seatrial import ledger
-from tests.faults import fleet
+from tests.faults import hosts
+from tests.faults.fleet import WORK, Deploy, Fleet
 
+HERE = Path(__file__).resolve().parent
 LAST_GOOD, NEW = "last_good", "the new release"
 SETTLE_SECONDS = 60
-BACK_SECONDS = fleet.DEAD_MAN_SECONDS + 60
-"""In which a host that is told nothing is back, its servers ready."""
-QUIET_SECONDS = fleet.TIMEOUTS["gate_seconds"] + 15
-"""In which what a killed controller left running (the gates) ends by itself."""
+MARGIN_SECONDS = 60
 TAIL_SECONDS = 2.0
 
 
@@ -63,6 +62,7 @@ class Request(NamedTuple):
 class Stage:
     """A case while it runs: its probe, its strikes, and what it allows."""
 
+    fleet: Fleet
     name: str
     folder: Path
     base: str
@@ -76,36 +76,46 @@ class Stage:
     hurt: dict[str, float] = field(default_factory=dict)
     closed_since: float = 0.0
     torn: int = 0
+    late_ends: int = 0
     reported: str = ""
-    deploys: list[fleet.Deploy] = field(default_factory=list)
+    deploys: list[Deploy] = field(default_factory=list)
     undo: list[Callable[[], object]] = field(default_factory=list)
     _probe: subprocess.Popen[bytes] | None = None
+
+    @property
+    def back_seconds(self) -> float:
+        """Return in how many seconds a host that is told nothing is back, and serves."""
+        return self.fleet.dead_man_seconds + MARGIN_SECONDS
 
     # --- what a case does ---
 
     def merge(self) -> None:
         """Commit a change that makes the next release."""
-        fleet.name_release(self.release)
-        fleet.commit(f"Change for {self.name}")
+        self.fleet.name_release(self.release)
+        self.fleet.commit(f"Change for {self.name}")
 
     def take_back(self) -> None:
         """Revert that commit, as the last sentence of a failed rollout says."""
-        fleet.git(*rehearsal.IDENTITY, "revert", "--no-edit", "HEAD")
+        self.fleet.git(*rehearsal.IDENTITY, "revert", "--no-edit", "HEAD")
 
-    def deploy(self, repository: Path = fleet.REPOSITORY) -> fleet.Deploy:
+    def deploy(self, repository: Path | None = None) -> Deploy:
         """Start `ansible-playbook deploy.yml`."""
-        log = self.folder / f"deploy-{len(self.deploys) + 1}.log"
-        started = fleet.play("deploy.yml", log=log, repository=repository)
+        return self.run("deploy.yml", repository=repository)
+
+    def run(self, *words: str, repository: Path | None = None) -> Deploy:
+        """Start a playbook."""
+        log = self.folder / f"run-{len(self.deploys) + 1}.log"
+        started = self.fleet.play(*words, log=log, repository=repository)
         self.deploys.append(started)
         return started
 
-    def fails(self, deploy: fleet.Deploy) -> fleet.Deploy:
+    def fails(self, deploy: Deploy) -> Deploy:
         """Wait until a run has ended, and not well; what it says is for people."""
         assert deploy.wait() != 0, f"should have failed:\n{deploy.output[-3000:]}"
         assert "Traceback" not in deploy.output, deploy.output[-6000:]
         return deploy
 
-    def succeeds(self, deploy: fleet.Deploy) -> fleet.Deploy:
+    def succeeds(self, deploy: Deploy) -> Deploy:
         """Wait until a run has ended well."""
         assert deploy.wait() == 0, f"should have succeeded:\n{deploy.output[-5000:]}"
         return deploy
@@ -129,7 +139,7 @@ class Stage:
         while self.undo:
             self.undo.pop()()
 
-    def repair(self) -> fleet.Deploy:
+    def repair(self) -> Deploy:
         """Run the next deploy, and wait until it has ended promoted or with nothing to do."""
         unfinished = [one for one in self.deploys if one.was_killed]
         again = self.succeeds(self.deploy())
@@ -139,39 +149,48 @@ class Stage:
             assert found in again.output
             self.reported = "split, reported, repaired: "
         if unfinished and unfinished[-1].events:
-            died = [one for one in ledger.read(fleet.LEDGER) if one.data.get("outcome") == "died"]
+            died = [
+                one for one in ledger.read(self.fleet.ledger) if one.data.get("outcome") == "died"
+            ]
             assert unfinished[-1].events[0].rollout in {one.rollout for one in died}
         return again
 
     def switch(self, role: str, fault: str, release: str = "") -> None:
         """Let a release, the new one if none is named, show a fault in this role."""
-        host = fleet.PLACES[role]
+        host = hosts.PLACES[role]
         text = json.dumps({"release": release or self.release, "fault": fault})
-        fleet.on(
+        hosts.on(
             host,
             "install -d -m 755 /run/seatrial-fault && "
             f"echo '{text}' >/run/seatrial-fault/{role}.json",
         )
-        self.afterwards(lambda: fleet.on(host, "rm -rf /run/seatrial-fault"))
+        self.afterwards(lambda: hosts.on(host, "rm -rf /run/seatrial-fault"))
 
     def await_state(
-        self, condition: Callable[[dict[str, fleet.Host]], bool], what: str, seconds: float
+        self, condition: Callable[[dict[str, hosts.Host]], bool], what: str, seconds: float
     ) -> None:
         """Look at the hosts until the condition holds."""
         deadline = time.monotonic() + seconds
         while True:
-            found = fleet.look()
+            found = hosts.look()
             if condition(found):
                 return
             assert time.monotonic() < deadline, f"{what}: not after {seconds:.0f} s: {found}"
             time.sleep(1)
 
-    def is_back(self, found: dict[str, fleet.Host]) -> bool:
+    def is_back(self, found: dict[str, hosts.Host]) -> bool:
         """Say whether every host runs last_good, with nothing left to decide."""
         return all(
             host.current == host.last_good == self.base and host.is_active and not host.is_pending
             for host in found.values()
         )
+
+    def await_open(self, seconds: float) -> None:
+        """Wait until the entry has opened every cell."""
+        deadline = time.monotonic() + seconds
+        while hosts.open_cells() != set(hosts.CELLS):
+            assert time.monotonic() < deadline, f"open after {seconds:.0f} s: {hosts.open_cells()}"
+            time.sleep(1)
 
     def await_note(self, host: str, event: str) -> None:
         """Wait until the host has noted an event of this case in its own journal."""
@@ -179,7 +198,7 @@ class Stage:
         deadline = time.monotonic() + 60
         while not any(
             line["event"] == event and line["time"] > self.began - 1
-            for line in map(json.loads, fleet.on(host, read).splitlines())
+            for line in map(json.loads, hosts.on(host, read).splitlines())
         ):
             assert time.monotonic() < deadline, f"{host} noted no {event}"
             time.sleep(0.2)
@@ -187,7 +206,7 @@ class Stage:
     def await_own_way_back(self, host: str) -> None:
         """Wait until a host that nobody can reach has gone back, as its disk shows."""
         link = rehearsal.STATE / "hosts" / host / "root/opt/seatrial/current"
-        deadline = time.monotonic() + BACK_SECONDS
+        deadline = time.monotonic() + self.back_seconds
         while link.readlink().name != self.base:
             assert time.monotonic() < deadline, f"{host} did not go back by itself"
             time.sleep(0.5)
@@ -195,7 +214,7 @@ class Stage:
     def await_unit(self, host: str, unit: str, state: str, seconds: float) -> None:
         """Wait until a unit is in the state."""
         deadline = time.monotonic() + seconds
-        while (now := fleet.on(host, f"systemctl is-active {unit}; true").strip()) != state:
+        while (now := hosts.on(host, f"systemctl is-active {unit}; true").strip()) != state:
             assert time.monotonic() < deadline, f"{unit} is {now}, not {state}"
             time.sleep(0.5)
 
@@ -213,18 +232,18 @@ class Stage:
 
     def cut(self, host: str) -> None:
         """Pull a host's cable."""
-        fleet.hosts("cut", host)
-        self.afterwards(lambda: fleet.hosts("mend", host))
+        hosts.verb("cut", host)
+        self.afterwards(lambda: hosts.verb("mend", host))
 
     def fill_disk(self) -> None:
         """Leave no byte on the disk of gpu-b's /opt/seatrial."""
         fill = "/opt/seatrial/models/fill"
-        fleet.on(fleet.SMALL_DISK, f"dd if=/dev/zero of={fill} bs=4k status=none; test -s {fill}")
-        self.afterwards(lambda: fleet.on(fleet.SMALL_DISK, f"rm -f {fill}"))
+        hosts.on(hosts.SMALL_DISK, f"dd if=/dev/zero of={fill} bs=4k status=none; test -s {fill}")
+        self.afterwards(lambda: hosts.on(hosts.SMALL_DISK, f"rm -f {fill}"))
 
     def fill_state(self) -> None:
         """Leave no byte on the disk where the control machine keeps ledger and reports."""
-        state, aside = fleet.STATE, fleet.WORK / "state"
+        state, aside = self.fleet.state, WORK / "state"
         shutil.copytree(state, aside)
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "faults", state], check=True)
         shutil.copytree(aside, state, dirs_exist_ok=True)
@@ -246,8 +265,8 @@ class Stage:
         """Let the host's own programs see another time of day: all hosts share one kernel."""
         file = "/etc/python3.11/sitecustomize.py"
         shift = f"import time as t; n = t.time; t.time = lambda: n() + ({seconds})"
-        fleet.on(host, f"cp {file} /root/sitecustomize.py && echo '{shift}' >>{file}")
-        self.afterwards(lambda: fleet.on(host, f"mv /root/sitecustomize.py {file}"))
+        hosts.on(host, f"cp {file} /root/sitecustomize.py && echo '{shift}' >>{file}")
+        self.afterwards(lambda: hosts.on(host, f"mv /root/sitecustomize.py {file}"))
 
     def hold_port(self, host: str, port: int, seconds: int) -> None:
         """Let a stranger take a port as soon as it is free, and keep it for so long."""
@@ -262,12 +281,12 @@ class Stage:
             "    else:\n"
             f"        s.listen(); time.sleep({seconds}); break\n"
         )
-        fleet.on(
+        hosts.on(
             host,
             "systemd-run --quiet --collect --unit=fault-port "
             f"/usr/bin/python3 -c {shlex.quote(program)}",
         )
-        self.afterwards(lambda: fleet.on(host, "systemctl stop fault-port; true"))
+        self.afterwards(lambda: hosts.on(host, "systemctl stop fault-port; true"))
 
     def break_daemon_reload(self, host: str) -> None:
         """Let `systemctl daemon-reload` fail on the host, and all else work."""
@@ -276,12 +295,12 @@ class Stage:
             "if [[ $* == *daemon-reload* ]]; then echo 'told to fail' >&2; exit 1; fi\n"
             'exec -a systemctl /usr/bin/systemctl.real "$@"\n'
         )
-        fleet.on(
+        hosts.on(
             host,
             "cd /usr/bin && mv systemctl systemctl.real && "
             f"printf %s {shlex.quote(wrapper)} >systemctl && chmod 755 systemctl",
         )
-        self.afterwards(lambda: fleet.on(host, "cd /usr/bin && mv systemctl.real systemctl"))
+        self.afterwards(lambda: hosts.on(host, "cd /usr/bin && mv systemctl.real systemctl"))
 
     # --- before and after ---
 
@@ -291,7 +310,7 @@ class Stage:
             [
                 # Beside HAProxy: what cuts the controller off does not cut off the users.
                 *("nsenter", "--net=/run/netns/seatrial-edge", "--"),
-                *(sys.executable, fleet.HERE / "probe.py", fleet.ENTRY),
+                *(sys.executable, HERE / "probe.py", hosts.ENTRY),
                 *(rehearsal.API_KEY_FILE, self.folder / "probe.jsonl"),
             ],
             stdin=subprocess.DEVNULL,
@@ -314,7 +333,7 @@ class Stage:
         deadline = time.monotonic() + SETTLE_SECONDS
         while time.monotonic() < deadline:
             last = [one for one in self.requests() if one.end > time.time() - TAIL_SECONDS]
-            if {one.cell for one in last if one.status == 200} >= set(fleet.CELLS):
+            if {one.cell for one in last if one.status == 200} >= set(hosts.CELLS):
                 break
             time.sleep(0.5)
         self.recovered_at = self.recovered_at or time.time()
@@ -341,7 +360,7 @@ class Stage:
             max(0.0, self.recovered_at - (self.struck_at or self.recovered_at)),
             len(asked),
             sum(one.status != 200 for one in asked),
-            "light",
+            self.fleet.engine,
         )
 
     # --- what must be true ---
@@ -368,14 +387,14 @@ class Stage:
         ][:1]
         answering = {one.cell for one in late if one.status == 200}
         problems += [
-            f"at the end cell {cell} does not answer" for cell in set(fleet.CELLS) - answering
+            f"at the end cell {cell} does not answer" for cell in set(hosts.CELLS) - answering
         ]
         return problems
 
     def _is_explained(self, request: Request, cell_of: dict[int, str]) -> bool:
         """Say whether the fault itself took down what the request was sent to."""
         cell = cell_of.get(request.number, "")
-        if cell in fleet.CELLS:
+        if cell in hosts.CELLS:
             return cell in self.hurt and request.end >= self.hurt[cell]
         if "edge" in self.hurt and request.end >= self.hurt["edge"]:
             return True
@@ -383,7 +402,7 @@ class Stage:
 
     def _logged(self) -> dict[int, str]:
         """Return the cell that HAProxy sent each request to, by the request's number."""
-        lines = fleet.on(
+        lines = hosts.on(
             "edge", f"journalctl -t haproxy -o cat --no-pager --since=@{int(self.began)}"
         ).splitlines()
         pattern = re.compile(r" \w+ (?:\w+)/(\S+) .*probe=(\d+) ")
@@ -391,7 +410,7 @@ class Stage:
 
     def _wrong_hosts(self) -> list[str]:
         try:
-            found = fleet.look()
+            found = hosts.look()
         except (AssertionError, ValueError, subprocess.TimeoutExpired) as error:
             return [f"the hosts do not say what they run: {error}"]
         problems = []
@@ -408,26 +427,29 @@ class Stage:
                 problems.append(f"{name} still has a decision pending or its timer")
             if not host.is_active:
                 problems.append(f"{name}: not every unit is active")
-        closed = set(fleet.CELLS) - fleet.open_cells()
+        closed = set(hosts.CELLS) - hosts.open_cells()
         problems += [f"the entry of cell {cell} is closed" for cell in closed]
         return problems
 
     def _wrong_ledger(self) -> list[str]:
-        lines = fleet.LEDGER.read_text(errors="replace").splitlines()
-        events = ledger.read(fleet.LEDGER)
+        lines = self.fleet.ledger.read_text(errors="replace").splitlines()
+        events = ledger.read(self.fleet.ledger)
         problems = []
         if len(lines) - len(events) != self.torn:
             problems.append(f"{len(lines) - len(events)} lines of the ledger cannot be read")
         begun = [event.rollout for event in events if event.event == "begin"]
         ended = [event.rollout for event in events if event.event == "end"]
+        late = sum(ended.count(rollout) - 1 for rollout in set(ended))
+        if late > self.late_ends:
+            problems.append(f"{late} ends in the ledger are of rollouts that had ended")
         return problems + [
-            f"rollout {rollout} has {ended.count(rollout)} ends in the ledger"
+            f"rollout {rollout} has no end in the ledger"
             for rollout in dict.fromkeys(begun)
-            if ended.count(rollout) != 1
+            if rollout not in ended
         ]
 
     def _left_over(self) -> list[str]:
-        deadline = time.monotonic() + QUIET_SECONDS
+        deadline = time.monotonic() + self.fleet.timeouts["gate_seconds"] + MARGIN_SECONDS
         while (running := own_processes().values()) and time.monotonic() < deadline:
             time.sleep(1)
         problems = [f"still running on the control machine: {line}" for line in running]
@@ -437,8 +459,12 @@ class Stage:
             "awk '$2 ~ /seatrial./ {print \"mount\", $2}' /proc/mounts; "
             "systemctl list-units --plain --no-legend 'run-*.service' 'run-*.timer' 'fault-*'; true"
         )
-        for name, said in fleet.each(command).items():
+        for name, said in hosts.each(command).items():
             problems += [f"left over on {name}: {line}" for line in said.splitlines()]
+        command = "systemctl list-units --all --plain --no-legend 'seatrial-reopen-*'"
+        problems += [
+            f"left over on edge: {line}" for line in hosts.on("edge", command).splitlines()
+        ]
         return problems
 
 
@@ -452,6 +478,6 @@ def own_processes() -> dict[int, str]:
         except OSError:
             continue
         # What keeps a connection for the next run ends by itself, and holds nothing.
-        if folder.is_relative_to(fleet.WORK) and "[mux]" not in words:
+        if folder.is_relative_to(WORK) and "[mux]" not in words:
             found[int(path.parent.name)] = words[:200]
     return found
