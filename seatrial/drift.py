@@ -33,6 +33,7 @@ Kind = Literal[
 ]
 ROLES = {unit: role for role, unit in UNITS.items()}
 UNIT_FOLDERS = ("/etc/systemd/system", "/etc/systemd/system/multi-user.target.wants")
+PUT_AWAY = ("/etc/systemd/system/", "/run/systemd/system/")
 SHOWN = 2  # names of touched files in one line of the table
 # What release.json says of where it came from; the same release may come from several commits.
 NAMED_ONLY = ("commit",)
@@ -351,6 +352,7 @@ class _Judge:
     def __init__(self, commands: Commands, host: str, wanted: Wanted, seen: Look) -> None:
         self._commands, self._host = commands, host
         self._wanted, self._seen = wanted, seen
+        self._restart = f"{commands.deploy} (it drains the cell and starts the release again)"
 
     def differences(self) -> Iterator[Difference]:
         """Yield what differs on this host, what matters most first."""
@@ -374,7 +376,9 @@ class _Judge:
         )
 
     def _releases(self, seen: GpuHost) -> Iterator[Difference]:
-        deploy = self._commands.deploy
+        deploy = (
+            f"{self._commands.deploy}; where it was rolled back on purpose: git revert the merge"
+        )
         links = {"current": seen.current, "last_good": seen.last_good}
         for digest in dict.fromkeys(links.values()):
             names = " and ".join(name for name, found in links.items() if found == digest)
@@ -497,6 +501,8 @@ class _Judge:
         """Compare what systemd knows with the release that the host runs."""
         running = seen.releases.get(seen.current)
         described = (running.description if running else None) or {}
+        if seen.current and not described:
+            return  # that is said already, and nobody knows which units there should be
         units = set(described.get("units", {}))
         for path, target in seen.links.items():
             name = path.rpartition("/")[2]
@@ -516,15 +522,15 @@ class _Judge:
                 )
         for path in sorted({*seen.drop_ins, *self._loaded_drop_ins(seen)}):
             unit = path.split("/")[-2].removesuffix(".d")
+            # What seatrial-host puts away, before it starts the release again.
+            is_known = unit in units and path.startswith(PUT_AWAY)
+            by_hand = f"rm {path} && systemctl daemon-reload && systemctl restart {unit}"
             yield self._say(
                 "units",
                 f"drop-in {path}",
                 "not there",
                 "changes the unit",
-                self._commands.on(
-                    self._host,
-                    f"rm {path} && systemctl daemon-reload && systemctl restart {unit}",
-                ),
+                self._restart if is_known else self._commands.on(self._host, by_hand),
             )
         for name in sorted(units):
             yield from self._unit(seen, name, described)
@@ -580,9 +586,8 @@ class _Judge:
                     self._commands.on(self._host, f"systemctl stop {name}"),
                 )
                 continue
-            again = self._commands.on(self._host, f"systemctl restart {name}")
             yield from (
-                self._say("processes", f"{name}: {what}", git, found, again)
+                self._say("processes", f"{name}: {what}", git, found, self._restart)
                 for what, git, found in _process(process, released, running.build)
             )
         for stray in seen.strays:

@@ -198,6 +198,7 @@ def put(path: str, value: object) -> Spoil:
 
 FILES = f"gpu_host|releases|{RELEASE}|files|"
 SYSTEM = "/etc/systemd/system"
+CONTROL = f"/etc/systemd/system.control/{UNIT}.d/50-CPUQuota.conf"
 DROP_IN = f"{SYSTEM}/{UNIT}.d/x.conf"
 
 
@@ -263,16 +264,23 @@ DROP_IN = f"{SYSTEM}/{UNIT}.d/x.conf"
         (
             put("gpu_host|drop_ins", [DROP_IN]),
             "units",
-            DROP_IN,
+            f"drop-in {DROP_IN}",
             "changes the unit",
-            f"rm {DROP_IN}",
+            "deploy.yml",
         ),
         (
             put(f"gpu_host|units|{UNIT}|drop_ins", [DROP_IN, "/usr/lib/systemd/system/x.conf"]),
             "units",
             DROP_IN,
             "changes the unit",
-            f"systemctl restart {UNIT}",
+            "deploy.yml",
+        ),
+        (
+            put("gpu_host|drop_ins", [CONTROL]),
+            "units",
+            CONTROL,
+            "changes the unit",
+            f"rm {CONTROL} && systemctl daemon-reload && systemctl restart {UNIT}",
         ),
         (
             put(f"gpu_host|units|{UNIT}|is_stale", True),
@@ -300,28 +308,28 @@ DROP_IN = f"{SYSTEM}/{UNIT}.d/x.conf"
             "processes",
             "argument 4 (--port)",
             "30003",
-            f"systemctl restart {UNIT}",
+            "starts the release again",
         ),
         (
             put(f"gpu_host|processes|{UNIT}|argv", [*ARGV["combined"], "--x"]),
             "processes",
             "argument 5",
             "--x",
-            f"systemctl restart {UNIT}",
+            "starts the release again",
         ),
         (
             put(f"gpu_host|processes|{UNIT}|environment", {"OMP_NUM_THREADS": "8"}),
             "processes",
             "environment OMP_NUM_THREADS",
             "another value",
-            f"systemctl restart {UNIT}",
+            "starts the release again",
         ),
         (
             put(f"gpu_host|processes|{ROUTER}|builds", ["a" * 16]),
             "processes",
             "loaded files",
             "a" * 16,
-            f"systemctl restart {ROUTER}",
+            "starts the release again",
         ),
         (
             put("gpu_host|strays", [{"pid": 99, "command": "python -m sglang"}]),
@@ -405,6 +413,15 @@ def test_touched_files_of_a_build_are_counted_and_the_first_are_named() -> None:
     look = seen()
     look["gpu_host"]["builds"][BUILD] |= {"touched": 40, "touched_first": ["a", "b", "c"]}
     assert only(look).found == "40 touched: a, b and 38 more"
+
+
+def test_a_running_release_that_is_gone_is_one_line() -> None:
+    """Without its release.json nobody knows what its units should be."""
+    look = seen()
+    look["gpu_host"]["releases"][RELEASE] = None
+    difference = only(look)
+    assert (difference.kind, difference.found) == ("release", "gone")
+    assert difference.what == "current and last_good: the folder"
 
 
 def test_an_unpromoted_release_is_one_line() -> None:

@@ -98,3 +98,12 @@ def test_a_release_that_a_check_refuses_leaves_nothing_behind(tmp_path: Path) ->
     )
     assert "is refused, nothing was changed: no such flag" in refused["msg"]
     assert list((tmp_path / "releases").iterdir()) == []
+
+
+def test_a_check_is_given_the_folder_before_it_is_in_place(tmp_path: Path) -> None:
+    """As `{}` at the start of a word; elsewhere it is part of a program's text."""
+    path = tmp_path / "releases/1"
+    program = "import sys; x = {}; sys.exit(x != {} or not open(sys.argv[1]).read())"
+    argv = [sys.executable, "-c", program, "{}/release.json"]
+    assert lay(path, checks=[{"argv": argv}])["changed"]
+    assert path.is_dir()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -41,7 +42,7 @@ options:
     default: {}
   checks:
     description:
-      - Commands to run before the rename; C({}) in their words is the temporary folder.
+      - Commands to run before the rename; C({}) at the start of a word is the temporary folder.
       - With C(silent), a command that writes to stderr refuses too.
     type: list
     elements: dict
@@ -187,7 +188,8 @@ def main() -> None:
     try:
         write(fresh, files, given["links"])
         for check in given["checks"]:
-            words = [word.replace("{}", str(fresh)) for word in check["argv"]]
+            # At the start of a word: a program's own text may hold the two signs as well.
+            words = [re.sub(r"^\{\}(?=/|$)", str(fresh), word) for word in check["argv"]]
             done = subprocess.run(words, capture_output=True, text=True, check=False)
             if done.returncode or (check["silent"] and done.stderr.strip()):
                 said = (done.stdout.strip() or done.stderr.strip())[-3000:]

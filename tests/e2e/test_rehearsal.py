@@ -5,7 +5,6 @@ One rehearsal boots the hosts and is kept; the tests are its chapters, in order.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -19,11 +18,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from rehearsal import run as rehearsal
-from seatrial import ledger
+from seatrial import ledger, spec
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 GPU_HOSTS = ("gpu-a", "gpu-b", "gpu-c")
-LOCK = Path("/run/lock/seatrial-rehearsal.lock")
 DRIFT_REPORT = rehearsal.LEDGER.with_name("reports") / "drift/drift.json"
 
 
@@ -132,15 +130,8 @@ def merge(message: str, edit: dict[str, object]) -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def kept_rehearsal() -> Iterator[None]:
+def kept_rehearsal(alone: None) -> Iterator[None]:
     """Run `make rehearsal KEEP=1`; take the hosts down at the end, whatever happens."""
-    with LOCK.open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # as `hosts.sh alone` does, for all the chapters
-        yield from a_kept_rehearsal()
-
-
-def a_kept_rehearsal() -> Iterator[None]:
-    """Run it and take it down, as the one rehearsal on this machine."""
     subprocess.run([rehearsal.HOSTS, "down"], check=True)
     try:
         done = subprocess.run(
@@ -283,6 +274,44 @@ def test_drift_is_named_where_it_is_and_mended_by_what_it_says() -> None:
     assert fleet() == before
     left = play("playbooks/drift.yml")
     assert {one["kind"] for one in drift()["differences"]} <= {"build"}, left.output
+
+
+# Played by a chapter of its own, with more to say about the result.
+CHAPTERS = ("playbooks/drift.yml", "playbooks/gate.yml", "deploy.yml")
+
+
+def test_every_command_of_the_page_for_3_am_works() -> None:
+    """As README.md prints them, with this fleet's names in place of production's."""
+    page = (REPOSITORY / "README.md").read_text().partition("## At 3 a.m.")[2].partition("\n## ")[0]
+    commands = re.findall(r"`((?:fab|curl|ansible-playbook) [^`]+)`", page)
+    assert len(commands) >= 8
+    digest = next(iter(fleet().values()))[0]
+    before = fleet()
+    for command in commands:
+        words = command.replace("gpu1", "gpu-b").replace("ENTRY", "10.77.0.10").split()
+        words = [word.replace("<digest>", digest) for word in words]
+        if words[0] == "ansible-playbook":
+            if words[1] not in CHAPTERS:
+                assert play(*words[1:]).status == 0, command
+            continue
+        if words[0] == "fab":
+            fab = str(Path(sys.executable).with_name("fab"))
+            ssh_config = str(rehearsal.STATE / "ssh_config")
+            is_local = words[1] == "rollouts"
+            words = [fab, "-S", ssh_config, *words[1:], *(["--fleet=rehearsal"] * is_local)]
+        done = subprocess.run(
+            [rehearsal.HOSTS, "in", *words],
+            cwd=rehearsal.REPOSITORY,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        print(done.stdout)
+        assert done.returncode == 0, command + done.stderr
+        assert len(done.stdout.splitlines()) >= 2, command
+        if words[0] == "curl":
+            assert "200 OK" in done.stdout
+    assert fleet() == before
 
 
 def test_what_a_check_run_says_is_what_a_deploy_does() -> None:
@@ -490,3 +519,20 @@ def test_the_kernels_own_tests_hold_inside_the_build() -> None:
     )
     assert " passed" in told
     assert "failed" not in told
+
+
+def test_the_spec_takes_one_spelling_of_each_flag_of_the_real_parser() -> None:
+    """Where SGLang's own parser has two, `spec.SPELLINGS` names all but one."""
+    build = on("gpu-c", "readlink -f /opt/seatrial/current/build").strip()
+    program = (
+        "import argparse, json; from sglang.srt.server_args import ServerArgs; "
+        "parser = argparse.ArgumentParser(); ServerArgs.add_cli_args(parser); "
+        "print(json.dumps([a.option_strings for a in parser._actions "
+        "if not isinstance(a, argparse.BooleanOptionalAction)]))"
+    )
+    told = on("gpu-c", f"SGLANG_USE_CPU_ENGINE=1 HOME=/tmp {build}/bin/python -c '{program}'")
+    for options in json.loads(told.splitlines()[-1]):
+        names = [option[2:] for option in options if option.startswith("--")]
+        kept = [name for name in names if name not in spec.SPELLINGS]
+        assert len(kept) == 1, names
+        assert {spec.SPELLINGS[name] for name in names if name not in kept} <= set(kept), names
