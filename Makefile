@@ -35,7 +35,7 @@ test: lint ## everything a change must pass: linters, unit tests, rehearsals; ha
 	@requirements/programs.sh $(REHEARSAL_PROGRAMS)
 	@$(PY) -m pytest tests --ignore=tests/scenarios -v
 
-scenarios: ## every bad merge of rehearsal/scenarios.yml, each in a rehearsal of its own; an hour
+scenarios: ## every fault at every phase, every bad merge; writes docs/faults.md
 	@requirements/programs.sh $(REHEARSAL_PROGRAMS)
 	@requirements/venv.sh dev
 	@$(PY) -m pytest tests/scenarios -v

@@ -15,7 +15,7 @@ TELLING = [name for name, case in CASES.items() if case.is_telling]
 
 
 @pytest.fixture(scope="module")
-def night() -> Iterator[Night]:
+def night(alone: None) -> Iterator[Night]:
     """Boot one fleet for all cases; take it down whatever happens."""
     try:
         yield Night(Fleet("light"), WORK / "telling")

@@ -45,18 +45,9 @@ class Night:
             self.fleet, case.name, folder, base, self.fleet.release_name(), name, {case.end}
         )
         self.is_whole = False
-        problems = []
         stage.start_probe()
         try:
-            try:
-                case.run(stage)
-            except (AssertionError, subprocess.SubprocessError) as error:
-                problems.append(str(error))
-            for deploy in stage.deploys:
-                if deploy.process.poll() is None:
-                    deploy.kill()
-            stage.mend()
-            problems += stage.judge()
+            problems = self._play(case, stage)
         finally:
             stage.stop_probe()
         row = stage.row(case.fault, case.phase)
@@ -64,6 +55,23 @@ class Night:
         assert not problems, f"{case.name}:\n" + "\n".join(problems)
         self.rows.append(row)
         self.is_whole = True
+
+    def _play(self, case: Case, stage: Stage) -> list[str]:
+        """Let a case happen and mend what it struck; return what is wrong afterwards."""
+        problems = []
+        try:
+            case.run(stage)
+        except (AssertionError, OSError, ValueError, subprocess.SubprocessError) as error:
+            problems.append(f"{type(error).__name__}: {error}")
+        for deploy in stage.deploys:
+            if deploy.process.poll() is None:
+                deploy.kill()
+        while stage.undo:
+            try:
+                stage.mend()
+            except (AssertionError, OSError, subprocess.SubprocessError) as error:
+                problems.append(f"what was struck cannot be mended: {error}")
+        return problems + stage.judge()
 
     @property
     def seconds(self) -> float:

@@ -13,7 +13,7 @@ from tests.faults.night import Night
 
 
 @pytest.fixture(scope="module")
-def night() -> Iterator[Night]:
+def night(alone: None) -> Iterator[Night]:
     """Boot one fleet for all cases; take it down whatever happens."""
     try:
         yield Night(Fleet("light"), WORK / "scenarios")

@@ -18,7 +18,7 @@ BAD_MERGES = rehearsal.scenarios()
 
 
 @pytest.fixture(scope="module")
-def night() -> Iterator[Night]:
+def night(alone: None) -> Iterator[Night]:
     """Boot one fleet for all cases; take it down whatever happens."""
     try:
         yield Night(Fleet("real"), WORK / "real")
