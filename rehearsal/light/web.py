@@ -26,6 +26,10 @@ SWITCHES = Path("/run/seatrial-fault")
 """One file for each role, `<role>.json`: {"release": ..., "fault": ..., "seconds": ...}."""
 
 
+Route = Callable[[str, Any], tuple[int, Any, str]]
+"""A path and a body, None for GET -> status, JSON or text, and who stands behind the answer."""
+
+
 def switch(role: str) -> dict[str, Any]:
     """Return the fault that this release should show in this role now; empty for none."""
     try:
@@ -57,7 +61,7 @@ class Handler(BaseHTTPRequestHandler):
     """Speaks HTTP; what is answered is `route`'s business."""
 
     protocol_version = "HTTP/1.1"
-    route: Callable[[str, Any], tuple[int, Any, str]]
+    route: Route
 
     def log_message(self, *_: Any) -> None:
         """Say nothing: five questions a second would fill the journal."""
@@ -82,6 +86,11 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(page)
 
 
+def handler(route: Route) -> type[Handler]:
+    """Return a handler that answers with these pages."""
+    return type("Bound", (Handler,), {"route": staticmethod(route)})
+
+
 class Server(ThreadingHTTPServer):
     """Many at a time; those that wait are accepted."""
 
@@ -92,20 +101,20 @@ class Server(ThreadingHTTPServer):
         """Bind without asking a name service, which a host of a rehearsal does not have."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
 
 
 def serve(
     address: str,
     ports: list[int],
-    route: Callable[[str, Any], tuple[int, Any, str]],
+    route: Route,
     *,
     is_deaf: bool = False,
 ) -> None:
     """Serve on each port, the first one in this thread, until SIGTERM, or past it when deaf."""
     held = _mapped()
-    handler = type("Bound", (Handler,), {"route": staticmethod(route)})
-    servers = [Server((address, port), handler) for port in ports]
+    servers = [Server((address, port), handler(route)) for port in ports]
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         for server in servers:

@@ -7,7 +7,7 @@ import shlex
 import subprocess
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from rehearsal import run as rehearsal
 
@@ -20,8 +20,7 @@ PROGRAM = "/opt/seatrial/bin/seatrial-host"
 IN_NETWORK = ("nsenter", "--net=/run/netns/seatrial", "--")
 
 
-@dataclass(frozen=True)
-class Host:
+class Host(NamedTuple):
     """What one GPU host says of itself."""
 
     current: str
