@@ -1,4 +1,4 @@
-"""Asks the entry every 200 ms, and writes down who answered. Runs inside the hosts' network.
+"""Asks the entry again and again, and writes down who answered. Runs inside the hosts' network.
 
 One JSON line for each request, when it has ended: its number, begin, end (seconds since 1970),
 status (0: no answer), the cell and the servers that the answer names, and the words of an error.
@@ -13,20 +13,20 @@ import threading
 import time
 from pathlib import Path
 
-EVERY_SECONDS = 0.2
 TIMEOUT_SECONDS = 15.0
 """Longer than any answer of a light cell, shorter than a case."""
 AT_ONCE = 60
 QUESTION = {
     "model": "rehearsal",
     "messages": [{"role": "user", "content": "The secret code is HELLO-7. What is it?"}],
-    "max_tokens": 16,
+    "max_tokens": 4,
 }
 
 
 def main() -> None:
-    """Ask until killed: `probe.py HOST:PORT KEY_FILE OUT`."""
+    """Ask until killed: `probe.py HOST:PORT KEY_FILE OUT EVERY_SECONDS`."""
     entry, key = sys.argv[1], Path(sys.argv[2]).read_text().strip()
+    every = float(sys.argv[4])
     slots = threading.Semaphore(AT_ONCE)
     lock = threading.Lock()
     with Path(sys.argv[3]).open("a", buffering=1) as out:
@@ -40,7 +40,7 @@ def main() -> None:
                 slots.release()
 
             threading.Thread(target=ask, daemon=True).start()
-            time.sleep(EVERY_SECONDS)
+            time.sleep(every)
 
 
 def asked(entry: str, key: str, number: int) -> dict[str, object]:

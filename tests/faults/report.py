@@ -24,7 +24,8 @@ of [`rehearsal/light`](../rehearsal/light) in SGLang's place, so that a rollout 
 *real* is SGLang on CPUs. The faults stand in
 [`tests/faults/cases.py`](../tests/faults/cases.py), each a few lines.
 
-While a case runs, a probe asks the entry five times a second. After **every** case this was true:
+While a case runs, a probe asks the entry five times a second (SGLang: once). After **every** case
+this was true:
 
 - no answer had two releases behind it (the light engine names the release of router, prefill and
   decode in each answer; with the real one, hosts and entry are looked at instead);

@@ -24,8 +24,10 @@ from tests.faults.fleet import WORK, Deploy, Fleet
 HERE = Path(__file__).resolve().parent
 LAST_GOOD, NEW = "last_good", "the new release"
 SETTLE_SECONDS = 60
+# How often the probe asks: SGLang on a CPU has to work for an answer.
+PROBE_SECONDS = {"light": 0.2, "real": 1.0}
 MARGIN_SECONDS = 60
-TAIL_SECONDS = 2.0
+TAIL_SECONDS = 4.0
 
 
 class Row(NamedTuple):
@@ -312,6 +314,7 @@ class Stage:
                 *("nsenter", "--net=/run/netns/seatrial-edge", "--"),
                 *(sys.executable, HERE / "probe.py", hosts.ENTRY),
                 *(rehearsal.API_KEY_FILE, self.folder / "probe.jsonl"),
+                str(PROBE_SECONDS[self.fleet.engine]),
             ],
             stdin=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
