@@ -18,6 +18,7 @@ VERSION = "0.5.23"
 NEEDLE = re.compile(r"The secret code is ([A-Z0-9-]+)\.")
 TEMPLATE_TOKENS = 7  # what a chat template adds to a prompt
 NEVER = 3600.0
+EXIT_AFTER_SECONDS = 5.0  # ready, and gone while it is judged
 
 FLAGS: dict[str, Any] = {
     "model-path": str,
@@ -143,7 +144,7 @@ def main() -> None:
     if asked.get("fault") == "exit-at-start":
         raise SystemExit("told to end at start")
     if asked.get("fault") == "exit-after":
-        threading.Timer(asked["seconds"], os._exit, [1]).start()
+        threading.Timer(EXIT_AFTER_SECONDS, os._exit, [1]).start()
     print(f"{engine.who} serves", flush=True)
     ports = [given.port, given.disaggregation_bootstrap_port]
     web.serve(

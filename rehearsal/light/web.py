@@ -23,7 +23,7 @@ SERVERS = "X-Light-Servers"
 """The header in which an answer says which release and host stood behind each role of it."""
 
 SWITCHES = Path("/run/seatrial-fault")
-"""One file for each role, `<role>.json`: {"release": ..., "fault": ..., "seconds": ...}."""
+"""One file for each role, `<role>.json`: {"release": ..., "fault": ...}."""
 
 
 Route = Callable[[str, Any], tuple[int, Any, str]]

@@ -193,7 +193,7 @@ def controller_wakes_up_too_late(stage: Stage) -> None:
     before = hosts.look()
     stage.fails(first)
     assert hosts.look() == before
-    stage.late_ends = 1
+    stage.late_ends += 1
 
 
 # --- a host ---------------------------------------------------------------------------------
@@ -245,6 +245,7 @@ def host_unreachable_after_confirm(stage: Stage) -> None:
     deploy = stage.deploy()
     deploy.await_phase("activate", "two")
     stage.struck("one")
+    stage.all_cells_are_down()  # the other one is being rolled
     stage.cut("gpu-b")
     stage.fails(deploy)
     stage.mend()
@@ -272,6 +273,7 @@ def host_reboots_confirmed(stage: Stage) -> None:
     deploy = stage.deploy()
     deploy.await_phase("open")
     stage.struck("one")
+    stage.all_cells_are_down()  # the other one is being rolled
     hosts.verb("poweroff", "gpu-b")
     hosts.verb("poweron", "gpu-b")
     if deploy.wait():
@@ -331,14 +333,14 @@ def engine_shows(role: str, fault: str, stage: Stage) -> None:
 
 
 for _name, _role, _fault, _words, _phase, _telling in (
-    ("engine_never_ready", "decode", "never-ready", "engine never ready", "activate", True),
+    ("engine_never_ready", "decode", "never-ready", "engine never ready", "activate", False),
     (
         "engine_never_ready_in_the_last_cell",
         "combined",
         "never-ready",
         "engine never ready",
         "activate, cell two",
-        False,
+        True,
     ),
     ("engine_crash_loop", "prefill", "exit-at-start", "engine in a crash loop", "activate", True),
     (
@@ -346,10 +348,18 @@ for _name, _role, _fault, _words, _phase, _telling in (
         "decode",
         "exit-when-asked",
         "engine dies when first asked",
+        "activate",
+        False,
+    ),
+    ("engine_hangs", "prefill", "hang", "engine hangs when first asked", "activate", False),
+    (
+        "engine_dies_during_gates",
+        "decode",
+        "exit-after",
+        "engine dies again and again",
         "gate",
         True,
     ),
-    ("engine_hangs_when_asked", "prefill", "hang", "engine hangs when first asked", "gate", False),
     ("engine_forgets", "decode", "forget", "engine answers wrongly", "gate", False),
 ):
     case(_words, _phase, LAST_GOOD, telling=_telling, name=_name)(
@@ -365,6 +375,7 @@ def engine_fails_after_confirm(stage: Stage) -> None:
     deploy.await_phase("activate", "two")
     stage.switch("decode", "exit-at-start")
     stage.struck("one")
+    stage.all_cells_are_down()  # the other one is being rolled
     hosts.on("gpu-b", "systemctl kill --kill-whom=main -s KILL sglang-decode")
     stage.fails(deploy)
     assert deploy.outcome == "reverted", deploy.reason
@@ -543,7 +554,7 @@ def ledger_line_is_torn(stage: Stage) -> None:
     stage.struck()
     with stage.fleet.ledger.open("a") as file:
         file.write('{"schema": 1, "time": "2026-11-2')
-    stage.torn = 1
+    stage.torn += 1
     stage.succeeds(stage.deploy())
 
 
@@ -571,7 +582,7 @@ def unit_is_edited_by_hand(stage: Stage) -> None:
     )
     stage.fails(deploy)
     assert deploy.outcome == "reverted", deploy.reason
-    assert "identity" in deploy.output
+    assert "unit files" in deploy.output
 
 
 @case("a build deleted by hand", "drain", LAST_GOOD)

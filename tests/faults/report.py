@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
+from tests.faults.cases import CASES
 from tests.faults.fleet import WORK
 from tests.faults.stage import Row
 
@@ -43,6 +44,7 @@ HEADER = (
     "| fault | strikes at | ends with | seconds | asked | failed | engine |\n"
     "| --- | --- | --- | ---: | ---: | ---: | --- |"
 )
+COUNTS = ("requests", "failed")
 NOTES = """\
 ## What is simulated
 
@@ -55,29 +57,42 @@ NOTES = """\
 
 
 def write(rows: Iterable[Row], seconds: float) -> None:
-    """Keep the rows, beside those of the other engine, and write the page."""
-    fresh = [row._asdict() for row in rows]
-    engines = {row["engine"] for row in fresh}
-    kept = json.loads(KEPT.read_text()) if KEPT.exists() else {"rows": [], "seconds": {}}
-    kept["rows"] = [row for row in kept["rows"] if row["engine"] not in engines] + fresh
-    kept["seconds"] |= dict.fromkeys(engines, seconds)
+    """Keep the rows, in place of older ones of the same cases, and write the page.
+
+    Parameters
+    ----------
+    seconds
+        How long the run lasted that these rows come from.
+    """
+    kept = json.loads(KEPT.read_text()) if KEPT.exists() else {"rows": {}, "seconds": {}}
+    for row in rows:
+        kept["rows"][f"{row.engine} {row.name}"] = row._asdict()
+        kept["seconds"][row.engine] = seconds
     KEPT.write_text(json.dumps(kept))
-    PAGE.write_text(page([Row(**row) for row in kept["rows"]], sum(kept["seconds"].values())))
+    known = {name: Row(**row) for name, row in kept["rows"].items()}
+    PAGE.write_text(page(known, sum(kept["seconds"].values())))
 
 
-def page(rows: list[Row], seconds: float) -> str:
-    """Return the text of the page."""
+def page(rows: dict[str, Row], seconds: float) -> str:
+    """Return the text of the page; a case that has not been run yet stands there as such."""
     introduction = INTRODUCTION.format(
         when=datetime.now(UTC).strftime("%d %b %Y"), cores=os.cpu_count(), minutes=seconds / 60
     )
-    lines = [
-        f"| {row.fault} | {row.phase} | {row.end} | {row.seconds:.0f} | {row.requests} "
-        f"| {row.failed} | {row.engine} |"
-        for row in sorted(rows, key=lambda row: row.engine != "light")
-    ]
-    asked, failed = sum(row.requests for row in rows), sum(row.failed for row in rows)
+    known = {f"light {case.name}": (case.fault, case.phase) for case in CASES.values()}
+    known |= {name: (row.fault, row.phase) for name, row in rows.items()}
+    lines = []
+    for name, (fault, phase) in known.items():
+        row = rows.get(name)
+        if row is None:
+            lines.append(f"| {fault} | {phase} | not run yet | | | | light |")
+        else:
+            lines.append(
+                f"| {fault} | {phase} | {row.end} | {row.seconds:.0f} | {row.requests} "
+                f"| {row.failed} | {row.engine} |"
+            )
+    asked, failed = (sum(getattr(row, key) for row in rows.values()) for key in COUNTS)
     total = (
-        f"{len(rows)} cases, {asked} requests, {failed} of them failed; half of the cases were "
-        f"over within {statistics.median(row.seconds for row in rows):.0f} s."
+        f"{len(rows)} cases were run, with {asked} requests, of which {failed} failed; half of the "
+        f"cases were over within {statistics.median(row.seconds for row in rows.values()):.0f} s."
     )
     return "\n".join([introduction, HEADER, *lines, "", total, "", NOTES])

@@ -89,6 +89,10 @@ class Stage:
         """Return in how many seconds a host that is told nothing is back, and serves."""
         return self.fleet.dead_man_seconds + MARGIN_SECONDS
 
+    def __post_init__(self) -> None:
+        """Leave to earlier cases what they did to the ledger."""
+        self.torn, self.late_ends = self._unreadable(), self._ends_too_many()
+
     # --- what a case does ---
 
     def merge(self) -> None:
@@ -435,21 +439,29 @@ class Stage:
         return problems
 
     def _wrong_ledger(self) -> list[str]:
-        lines = self.fleet.ledger.read_text(errors="replace").splitlines()
         events = ledger.read(self.fleet.ledger)
         problems = []
-        if len(lines) - len(events) != self.torn:
-            problems.append(f"{len(lines) - len(events)} lines of the ledger cannot be read")
+        if self._unreadable() != self.torn:
+            problems.append(f"{self._unreadable()} lines of the ledger cannot be read")
+        if self._ends_too_many() > self.late_ends:
+            problems.append(f"{self._ends_too_many()} ends are of rollouts that had ended")
         begun = [event.rollout for event in events if event.event == "begin"]
-        ended = [event.rollout for event in events if event.event == "end"]
-        late = sum(ended.count(rollout) - 1 for rollout in set(ended))
-        if late > self.late_ends:
-            problems.append(f"{late} ends in the ledger are of rollouts that had ended")
+        ended = {event.rollout for event in events if event.event == "end"}
         return problems + [
             f"rollout {rollout} has no end in the ledger"
             for rollout in dict.fromkeys(begun)
             if rollout not in ended
         ]
+
+    def _unreadable(self) -> int:
+        path = self.fleet.ledger
+        lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+        return len(lines) - len(ledger.read(path))
+
+    def _ends_too_many(self) -> int:
+        events = ledger.read(self.fleet.ledger)
+        ended = [event.rollout for event in events if event.event == "end"]
+        return len(ended) - len(set(ended))
 
     def _left_over(self) -> list[str]:
         deadline = time.monotonic() + self.fleet.timeouts["gate_seconds"] + MARGIN_SECONDS
