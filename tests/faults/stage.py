@@ -161,6 +161,23 @@ class Stage:
             assert unfinished[-1].events[0].rollout in {one.rollout for one in died}
         return again
 
+    def come_back(self) -> None:
+        """Revert the commit; where the fleet is not whole yet, let the next run make it so."""
+        self.take_back()
+        if not self.is_back(hosts.look()) or hosts.open_cells() != set(hosts.CELLS):
+            self.repair()
+
+    def colleague(self) -> Path:
+        """Return another clone, with another change of the same base."""
+        other = WORK / "colleague"
+        shutil.rmtree(other, ignore_errors=True)
+        self.fleet.name_release(f"{self.release}x")
+        self.fleet.commit("A colleague's change")
+        rehearsal.git("clone", "--quiet", self.fleet.repository, other)
+        self.fleet.git("reset", "-q", "--hard", "HEAD^")
+        self.afterwards(lambda: shutil.rmtree(other))
+        return other
+
     def switch(self, role: str, fault: str, release: str = "") -> None:
         """Let a release, the new one if none is named, show a fault in this role."""
         host = hosts.PLACES[role]
@@ -266,6 +283,16 @@ class Stage:
             shutil.move(aside, state)
 
         self.afterwards(empty)
+
+    def tear_ledger(self) -> None:
+        """Leave half a line at the ledger's end, as a power loss does."""
+        with self.fleet.ledger.open("a") as file:
+            file.write('{"schema": 1, "time": "2026-11-2')
+        self.torn += 1
+
+    def delete_current(self, host: str) -> None:
+        """Delete the release that runs on a host."""
+        hosts.on(host, "rm -rf $(readlink -f /opt/seatrial/current)")
 
     def jump_clock(self, host: str, seconds: int) -> None:
         """Let the host's own programs see another time of day: all hosts share one kernel."""
