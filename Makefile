@@ -44,7 +44,7 @@ kernels: ## compile the CUDA kernels and hold their sm_120a code against the rul
 	@requirements/venv.sh dev
 	@$(PY) kernels/compile_gate/gate.py
 
-scenarios: ## every bad merge of rehearsal/scenarios.yml, each in a rehearsal of its own; an hour
+scenarios: ## every fault at every phase, every bad merge; writes docs/faults.md
 	@requirements/programs.sh $(REHEARSAL_PROGRAMS)
 	@requirements/venv.sh dev
 	@$(PY) -m pytest tests/scenarios -v
