@@ -44,8 +44,8 @@ PATH = (
     "sglang.srt.layers.attention.dsv4.metadata",
     "sglang.srt.model_executor.pool_configurator",
 )
-# Shared by several patches: what reads and reports the selection.
-SHARED = {"selection": "seatrial_kernels.selection", "report": "seatrial_kernels.report"}
+# Shared by several patches: how hooks come to be applied, what reads and reports the selection.
+SHARED = {name: f"seatrial_kernels.{name}" for name in ("upstream", "selection", "report")}
 
 
 class Case(NamedTuple):

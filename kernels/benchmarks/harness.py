@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import torch
-
 WALK_BYTES = 240 << 20
 FLUSH_BYTES = 192 << 20
 SETS = (3, 64)
@@ -116,6 +114,8 @@ def judge(case: Case, bytes_per_second: float) -> Result:
 
 def measured(call: Callable[[Any], None], sets: list[Any]) -> Time:
     """Time a call over the sets, rotating and with the L2 flushed."""
+    import torch
+
     rounds = -(-CALLS // len(sets))
     rotating = captured(call, sets * rounds)
     medians = [replayed(rotating) / (rounds * len(sets)) for _ in range(REPEATS)]
@@ -140,8 +140,10 @@ def measured(call: Callable[[Any], None], sets: list[Any]) -> Time:
     )
 
 
-def captured(call: Callable[[Any], None], sets: list[Any]) -> torch.cuda.CUDAGraph:
+def captured(call: Callable[[Any], None], sets: list[Any]) -> Any:
     """Return the calls on the sets as one graph, after running them once outside of it."""
+    import torch
+
     for one in sets:
         call(one)
     torch.cuda.synchronize()
@@ -154,8 +156,10 @@ def captured(call: Callable[[Any], None], sets: list[Any]) -> torch.cuda.CUDAGra
     return graph
 
 
-def replayed(graph: torch.cuda.CUDAGraph) -> float:
+def replayed(graph: Any) -> float:
     """Return the median microseconds of a replay."""
+    import torch
+
     events = [
         (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
         for _ in range(REPLAYS)
@@ -170,6 +174,8 @@ def replayed(graph: torch.cuda.CUDAGraph) -> float:
 
 def copy_bytes_per_second() -> float:
     """Return the bandwidth of a copy of 4 GiB, bytes read plus bytes written."""
+    import torch
+
     source = torch.ones(1 << 30, dtype=torch.int32, device="cuda")
     target = torch.empty_like(source)
     # Not Tensor.copy_: in a graph that is the copy engine's, which is slower than the cores.

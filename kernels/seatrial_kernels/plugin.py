@@ -48,6 +48,11 @@ def selected() -> tuple[str, ...]:
     return tuple(name.strip() for name in names if name.strip())
 
 
+def active() -> tuple[str, ...]:
+    """Return the names in SGLANG_PLUGINS that are patches of this package."""
+    return tuple(name for name in selected() if name in PATCHES)
+
+
 def stop(patch: str, error: Exception) -> NoReturn:
     """Print one sentence and end the process at once, past every handler that would swallow it."""
     reason = str(error) if isinstance(error, PatchError) else f"{type(error).__name__}: {error}"

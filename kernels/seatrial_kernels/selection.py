@@ -92,11 +92,11 @@ def topk_of(backend: Any) -> int:
 def backend_made(_result: None, backend: Any, *_args: Any, **_kwargs: Any) -> None:
     """Read and check the selection of SGLang's DeepSeek-V4 backend, which has just been made."""
     try:
-        if KERNEL_PATCHES & {*plugin.selected()}:
+        if KERNEL_PATCHES & {*plugin.active()}:
             native.check_device()
         _read(backend)
     except (PatchError, native.NativeError) as error:
-        stop(", ".join(plugin.selected()), error)
+        stop(", ".join(plugin.active()), error)
 
 
 def buffers_made(_result: None, metadata: Any, *_args: Any, **_kwargs: Any) -> None:
@@ -112,7 +112,7 @@ def allocated(width: int) -> None:
         raise PatchError("a buffer was allocated before anything said index_topk")
     _process.is_reported = True
     topk, dtype = _process.selection
-    for patch in plugin.selected():
+    for patch in plugin.active():
         report.publish(
             patch,
             rank=_process.rank,
@@ -129,7 +129,7 @@ def allocated(width: int) -> None:
 def _read(backend: Any) -> None:
     from sglang.srt.runtime_context import get_parallel
 
-    names, runner = plugin.selected(), backend.model_runner
+    names, runner = plugin.active(), backend.model_runner
     config = runner.model_config.hf_text_config
     topk = topk_of(backend)
     check_topk(topk, names)

@@ -61,6 +61,24 @@ class _Installed(NamedTuple):
 
 _installed: list[_Installed] = []
 
+_PLUGINS = "sglang.srt.plugins"
+_REGISTRY = f"{_PLUGINS}.hook_registry.HookRegistry"
+HOOKS = {
+    "0.5.23": (
+        Hook(f"{_PLUGINS}.load_plugins", "4fef87ac76c2a824", "read"),
+        Hook(f"{_REGISTRY}.apply_hooks", "72a353ae49a54504", "read"),
+        Hook(f"{_REGISTRY}._apply_target", "b27fcc48dfc41ca9", "read"),
+        Hook(f"{_PLUGINS}.hook_registry._wrap_fn", "1d47a366cbf3da4c", "read"),
+    ),
+    "0.5.17": (
+        Hook(f"{_PLUGINS}.load_plugins", "4fef87ac76c2a824", "read"),
+        Hook(f"{_REGISTRY}.apply_hooks", "72a353ae49a54504", "read"),
+        Hook(f"{_REGISTRY}._apply_target", "b27fcc48dfc41ca9", "read"),
+        Hook(f"{_PLUGINS}.hook_registry._wrap_fn", "1d47a366cbf3da4c", "read"),
+    ),
+}
+"""How SGLang comes to apply hooks: what the look afterwards relies on."""
+
 
 def require_version(*versions: str) -> str:
     """Return SGLang's version.
@@ -141,6 +159,7 @@ def _checked(target: str, sha256: str) -> types.FunctionType:
 
     module, name = _split(target)
     found = _resolve(target)
+    found = getattr(found, "__func__", found)  # of a class method
     if not isinstance(found, types.FunctionType):
         raise PatchError(f"{target} is not there, or is no function")
     file, code = module.__file__ or "", found.__code__
@@ -204,6 +223,8 @@ def _verify_once_applied() -> None:
     apply_hooks = HookRegistry.apply_hooks
     if getattr(apply_hooks, "is_verified", False):
         return
+    for hook in HOOKS[require_version(*HOOKS)]:
+        _checked(hook.target, hook.sha256)
 
     def apply_and_verify() -> None:
         apply_hooks()

@@ -217,13 +217,14 @@ __global__ void __launch_bounds__(kThreads, 8) store(const __grid_constant__ Arg
   const uint32_t index = blockIdx.x * kKeysPerBlock + threadIdx.x / kLanes;
   const uint32_t row = index < a.count ? index : 0;
 
-  // Plans, slots and weight are older than the kernel before this one; lists may not be.
+  // A plan and its slots are older than the kernel before this one, as SGLang's own kernel takes
+  // them to be; nothing is assumed of the rest.
   if constexpr (source == Source::kLists) wait_for_predecessor();
   const Said said = load_said<source>(a, index);
   float weight[kOwn], turn[kOwn / 2], own[kOwn];
-  load_own(static_cast<const T*>(a.weight), lane, weight);
   if constexpr (source != Source::kLists) wait_for_predecessor();
   release_successor();
+  load_own(static_cast<const T*>(a.weight), lane, weight);
   load_own(static_cast<const T*>(a.keys) + static_cast<uint64_t>(row) * kDim, lane, own);
   const Place place = place_of<source>(a, said);
   load_rotation<kRun>(a.rotations + static_cast<uint64_t>(place.position) * kRotated, lane, turn);

@@ -60,9 +60,8 @@ def index_store(
     keys: [N, 128] fp32 or bf16
     weight: [128], the norm's, of the keys' dtype
     rotations: [positions, 64] fp32, pairs of cos and sin
-    positions: [N] int64, rows of ``rotations``; or a plan. A plan, the slots, the weight and the
-        rotations must then be older than the kernel queued just before, if that one lets its
-        successor start early
+    positions: [N] int64, rows of ``rotations``; or a plan. A plan and its slots must not be
+        written by the kernel queued just before, nor by one that may still run beside that
     slots: [N] int64, or as many as a CompressPlan points into; slot // 64 is the page, -1 skips
         the key. No two keys may have the same.
     cache: [pages, 64 * 132] uint8 for fp8 (64 x 128 values, then 64 fp32 scales), or

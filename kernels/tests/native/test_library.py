@@ -117,8 +117,9 @@ def test_what_is_compiled_reaches_the_builds_description(
     assert "index_store" in told["patches"]
     assert "cpu_dsa" not in told["patches"]
     assert {512, 1024} <= set(told["supported_index_topk"])
-    monkeypatch.setattr(native, "description", dict)
-    assert describe.description()["architectures"] == ["cpu"]
+    with monkeypatch.context() as without:
+        without.setattr(native, "description", dict)
+        assert describe.description()["architectures"] == ["cpu"]
 
 
 def test_a_compiler_error_is_shown(tmp_path: Path) -> None:

@@ -4,14 +4,16 @@ Only questions to the card, and kernels that need one, are answered by the tests
 """
 
 import math
+import os
 import re
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from seatrial_kernels import plugin, report, selection, upstream
+from seatrial_kernels import fingerprint, plugin, report, selection, upstream
 from seatrial_kernels.patches import index_keys_bf16, topk_v2_sm120, wide_index_topk
 from seatrial_kernels.plugin import PatchError
 from sglang.srt.layers.attention import deepseek_v4_backend, mqa_logits_utils
@@ -101,6 +103,27 @@ def test_a_target_that_somebody_else_replaced_is_refused(
     monkeypatch.setattr(metadata, "iter_row_chunks", lambda **_named: iter(()))
     with pytest.raises(SystemExit, match="iter_row_chunks is somebody else's already, from"):
         apply("index_logits_budget")
+
+
+def test_a_function_that_sglang_changed_is_refused(
+    apply: Apply, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One number in SGLang's file, and the server says which function to read again."""
+    read = upstream._definition
+
+    def changed(file: str, name: str) -> Any:
+        text = Path(file).read_text("utf-8-sig").replace("in (512, 1024)", "in (512, 1024, 2048)")
+        return fingerprint.find(text, name) if name.endswith("related") else read(file, name)
+
+    monkeypatch.setattr(upstream, "_definition", changed)
+    with pytest.raises(SystemExit) as stopped:
+        apply("wide_index_topk")
+    assert re.fullmatch(
+        r"patch wide_index_topk stops this server: sglang\.srt\.layers\.attention\.deepseek_v4_"
+        r"backend\.DSV4AttnMetadata\.init_flashmla_related means something else \(fingerprint "
+        r"[0-9a-f]{16}\) than what the patch was written against \([0-9a-f]{16}\): read it again",
+        str(stopped.value),
+    )
 
 
 @pytest.mark.parametrize("name", ["index_keys_bf16", "index_store", "topk"])
@@ -485,45 +508,101 @@ def test_bf16_keys_refuse_what_they_are_not_written_for(apply: Apply, flag: str)
 # --- SGLang's top-k v2 on sm_120 ---------------------------------------------------------------
 
 
-def resolve(monkeypatch: pytest.MonkeyPatch, *, is_sm120: bool) -> None:
-    """Run the step of SGLang's argument resolution that turns v2 off on sm_120."""
-    from sglang.srt.arg_groups import resolution_hooks
-    from sglang.srt.environ import envs
+class No:
+    """Says no to every question."""
 
-    monkeypatch.setattr(
-        "sglang.srt.runtime_context.get_platform", lambda: SimpleNamespace(is_sm120=is_sm120)
+    def __getattr__(self, name: str) -> bool:
+        return False
+
+
+def resolve(monkeypatch: pytest.MonkeyPatch, *, is_sm120: bool) -> None:
+    """Run SGLang's own step of argument resolution for DeepSeek-V4, with a card of our choice.
+
+    What it asks of the arguments and of its helpers for other purposes is answered with no.
+    """
+    from sglang.srt.arg_groups import deepseek_v4_hook, model_hook, resolution_hooks
+
+    card: Any = No()
+    card.is_sm120 = is_sm120
+    model = SimpleNamespace(
+        hf_config=SimpleNamespace(
+            architectures=["DeepseekV4ForCausalLM"], model_type="deepseek_v4"
+        ),
+        decision_config=None,
+    )
+    for name, answer in {
+        "resolving_view": No(),
+        "resolved_view": No(),
+        "model_config_of": model,
+        "get_platform": card,
+        "parse_connector_type": None,
+        "get_linear_attn_spec": None,
+        "collect_model_override_declarations": [],
+        "declare_resolution": None,
+        "validate_declarations": None,
+        "run_post_process_pass": None,
+    }.items():
+        monkeypatch.setattr(model_hook, name, lambda *_a, _answer=answer, **_k: _answer)
+    for name in (
+        "apply_deepseek_v4_defaults",
+        "validate_deepseek_v41_features",
+        "validate_deepseek_v4_cp",
+    ):
+        monkeypatch.setattr(deepseek_v4_hook, name, lambda *_a: None)
+    monkeypatch.setattr("sglang.srt.runtime_context.get_platform", lambda: card)
+    resolution_hooks.run_hook(
+        model_hook.handle_model_specific_adjustments, SimpleNamespace(_resolved_overrides=[])
     )
 
-    def handle_model_specific_adjustments(server_args: Any) -> None:
-        envs.SGLANG_OPT_USE_TOPK_V2.set(not is_sm120)
 
-    resolution_hooks.run_hook(handle_model_specific_adjustments, None)
+@pytest.fixture
+def switches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Undo what SGLang's step writes into the environment."""
+    for name in list(os.environ):
+        if name.startswith("SGLANG_"):
+            monkeypatch.setenv(name, os.environ[name])
+    for name in (
+        "SGLANG_OPT_USE_TOPK_V2",
+        "SGLANG_OPT_FP8_WO_A_GEMM",
+        "SGLANG_OPT_USE_TILELANG_MHC_PRE",
+        "SGLANG_OPT_FUSE_MHC_POST_PRE",
+        "SGLANG_OPT_DEEPGEMM_HC_PRENORM",
+        "SGLANG_FP8_PAGED_MQA_LOGITS_TORCH",
+        "SGLANG_OPT_USE_TILELANG_INDEXER",
+    ):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
 
 
 @pytest.mark.parametrize(("said", "then"), [(None, True), ("1", True), ("0", False)])
 def test_top_k_v2_comes_back_on_sm_120(
-    apply: Apply, monkeypatch: pytest.MonkeyPatch, said: str | None, then: bool
+    apply: Apply,
+    switches: None,
+    monkeypatch: pytest.MonkeyPatch,
+    said: str | None,
+    then: bool,
 ) -> None:
     """SGLang says 0 whatever was said; the patch says again what was."""
     from sglang.srt.environ import envs
 
-    monkeypatch.setenv("SGLANG_OPT_USE_TOPK_V2", said or "")
-    if said is None:
-        monkeypatch.delenv("SGLANG_OPT_USE_TOPK_V2")
+    def say() -> None:
+        monkeypatch.setenv("SGLANG_OPT_USE_TOPK_V2", said or "")
+        if said is None:
+            monkeypatch.delenv("SGLANG_OPT_USE_TOPK_V2")
+
+    say()
     resolve(monkeypatch, is_sm120=True)
     assert envs.SGLANG_OPT_USE_TOPK_V2.get() is False
-    if said is None:
-        monkeypatch.delenv("SGLANG_OPT_USE_TOPK_V2")
-    else:
-        monkeypatch.setenv("SGLANG_OPT_USE_TOPK_V2", said)
+    say()
     apply(topk_v2_sm120.NAME)
     resolve(monkeypatch, is_sm120=True)
     assert envs.SGLANG_OPT_USE_TOPK_V2.get() is then
 
 
-def test_top_k_v2_needs_no_patch_elsewhere(apply: Apply, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_top_k_v2_needs_no_patch_elsewhere(
+    apply: Apply, switches: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A patch that would do nothing is no patch that is active."""
-    monkeypatch.setenv("SGLANG_OPT_USE_TOPK_V2", "1")
     apply(topk_v2_sm120.NAME)
     with pytest.raises(SystemExit, match="this GPU is not sm_120"):
         resolve(monkeypatch, is_sm120=False)
