@@ -55,7 +55,7 @@ def _plan_0_5_17(seq_lens: Any, static_threshold: Any = 0) -> Any:
 def _select(scores: Any, lengths: Any, table: Any, out: Any, page_size: int, raw: Any) -> None:
     if table is None:
         raise PatchError("topk selects through a page table; this model asks for none")
-    from seatrial_kernels.topk import topk_transform  # type: ignore[import-not-found]
+    from seatrial_kernels.topk import topk_transform
 
     topk_transform(scores, lengths, table, out, page_size, raw)
 
