@@ -1,8 +1,8 @@
 """Top-k with page transform: beside SGLang's two kernels and torch.topk.
 
-Rows of full length, normal scores, pages of 64 entries in random order. A call reads each score and
-the table once, and writes k indices a row. SGLang's v2 is built as sm_120 would have it, without its
-cluster path, which on this card begins beyond 32768 entries and for few rows.
+Rows of full length, normal scores, pages of 64 entries in random order. A call reads each score
+and the table once, and writes k indices a row. SGLang's v2 is built as sm_120 would have it,
+without its cluster path, which on this card begins beyond 32768 entries.
 """
 
 from collections.abc import Callable, Iterator

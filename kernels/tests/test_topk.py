@@ -13,7 +13,6 @@ from seatrial_kernels.topk import check, reference
 INF, NAN = math.inf, math.nan
 PAGE = 64
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-Draw = torch.Generator
 
 
 @dataclass
@@ -54,20 +53,20 @@ class Rows:
         return wrong
 
 
-def clumps(rows: int, width: int, draw: Draw) -> torch.Tensor:
+def clumps(rows: int, width: int, draw: torch.Generator) -> torch.Tensor:
     """Return scores that are high in runs of 64."""
     is_high = (torch.rand(rows, width // 64 + 1, generator=draw) < 0.03).repeat_interleave(64, 1)
     return torch.randn(rows, width, generator=draw) + 8 * is_high[:, :width]
 
 
-def hidden(rows: int, width: int, draw: Draw) -> torch.Tensor:
+def hidden(rows: int, width: int, draw: torch.Generator) -> torch.Tensor:
     """Return scores whose high ones are just where a long row's sample does not look."""
     runs = -(-width // 8192)
     is_seen = torch.arange(width) // 32 % max(runs, 1) == 0
     return torch.randn(rows, width, generator=draw) + torch.where(is_seen, 0.0, 5.0)
 
 
-def special(rows: int, width: int, draw: Draw) -> torch.Tensor:
+def special(rows: int, width: int, draw: torch.Generator) -> torch.Tensor:
     """Return scores of which half are inf, -inf or NaN."""
     made = torch.randn(rows, width, generator=draw)
     chance = torch.rand(rows, width, generator=draw)
@@ -75,14 +74,14 @@ def special(rows: int, width: int, draw: Draw) -> torch.Tensor:
     return made.masked_fill((chance > 0.3) & (chance < 0.5), NAN)
 
 
-def outliers(rows: int, width: int, draw: Draw) -> torch.Tensor:
+def outliers(rows: int, width: int, draw: torch.Generator) -> torch.Tensor:
     """Return scores of which four are far above all others."""
     made = torch.randn(rows, width, generator=draw)
     made[:, :4] = 1e30
     return made
 
 
-SCORES: dict[str, Callable[[int, int, Draw], torch.Tensor]] = {
+SCORES: dict[str, Callable[[int, int, torch.Generator], torch.Tensor]] = {
     "normal": lambda r, w, d: torch.randn(r, w, generator=d),
     "narrow": lambda r, w, d: 10 + 0.05 * torch.randn(r, w, generator=d),
     "equal": lambda r, w, d: torch.full((r, w), 3.25),

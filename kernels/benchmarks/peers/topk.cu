@@ -1,15 +1,17 @@
 // SGLang's two top-k kernels behind C functions, so that all are launched alike. Their source is not
 // here: it is included from the sglang that is installed, and compiled with that package's flags, but
-// for one: the architecture is said to be sm_120's, so that v2 is without its cluster path, as it
-// would be there. That path begins at rows that are longer than those of most cases.
-#undef SGL_CUDA_ARCH
-#define SGL_CUDA_ARCH 1200
-// Both files call theirs so.
+// for one: where v2 asks for the architecture it is told sm_120's, so that it is without its cluster
+// path, as it would be there. That path begins beyond 32768 entries.
+//
+// Both files call theirs so:
 #define kMaxTopK kMaxTopKOfV1
 #define TopKKernel TopKKernelOfV1
 #include <deepseek_v4/topk_v1.cuh>
 #undef kMaxTopK
 #undef TopKKernel
+
+#undef SGL_CUDA_ARCH
+#define SGL_CUDA_ARCH 1200
 #include <deepseek_v4/topk_v2.cuh>
 
 namespace {
@@ -43,7 +45,7 @@ extern "C" int peer_topk_v1(const float* scores, const int* lengths, const int* 
   }
   const TopKParams parameters{scores, lengths, table, out, nullptr, width, pages,
                               static_cast<uint32_t>(page_bits), static_cast<uint32_t>(k)};
-  return queue<const TopKParams>(kernel, parameters, rows, kTopKBlockSize, kShared, stream);
+  return queue(kernel, parameters, rows, kTopKBlockSize, kShared, stream);
 }
 
 extern "C" int peer_topk_v2(const float* scores, const int* lengths, const int* table, int* out,
@@ -63,7 +65,7 @@ extern "C" int peer_topk_v2(const float* scores, const int* lengths, const int* 
   parameters.out_stride = k;
   parameters.out_cols = static_cast<uint32_t>(k);
   const auto go = [&](auto kernel) {
-    return queue<const TopKPagedParams>(kernel, parameters, rows, kBlockSize, 0, stream);
+    return queue(kernel, parameters, rows, kBlockSize, 0, stream);
   };
   constexpr auto kMode = TopKMode::PAGE_TABLE;
   if (width <= static_cast<int>(kReg2MaxSeqLen)) return go(topk_main_kernel<true, 0, kMode>);

@@ -48,13 +48,13 @@ int most_of(Way way) {
   }
 }
 
-// Measured on an H200 (docs/kernels.md), of 132 multiprocessors, and written as what each limit
-// stands for: whether the card has a block for each multiprocessor (`few`), or more than two.
+// Measured on an H200, which has 132 multiprocessors: whether there is at most a row for each
+// (`few`), or more than two.
 Way way_of(int rows, int width, int k, bool has_workspace) {
   const bool few = rows <= 132, many = rows > 264;
   if (width <= 2048) return kRows2048By256;
   if (width <= 4096) return few && k > 512 ? kRows4096By512 : kRows4096By256;
-  if (width <= 8192) return many || (few && k <= 512) ? kRows8192By256 : kRows8192By512;
+  if (width <= 8192) return many ? kRows8192By256 : kRows8192By512;
   if (width <= 16384 && few) return k <= 1024 ? kRows16384By512 : kLongBy1024;
   if (width <= 32768) return many ? kLongBy256 : kLongBy512;
   const int blocks = rows * chunks_of(width);

@@ -38,7 +38,7 @@ _topk = native.function(
 _workspaces: dict[tuple[int, int], torch.Tensor] = {}
 
 
-def topk_transform(
+def topk_transform(  # noqa: PLR0913 - SGLang's six, and three to tell how
     scores: torch.Tensor,
     lengths: torch.Tensor,
     page_table: torch.Tensor | None,
@@ -57,19 +57,20 @@ def topk_transform(
 
     Parameters
     ----------
-    scores: [R, W] fp32 or bf16; rows may be strided, by a multiple of 16 bytes. What lies beyond a
-        row's length is not read
+    scores: [R, W] fp32 or bf16; rows may be strided, by a multiple of 16 bytes. What lies beyond
+        a row's length is not read
     lengths: [R] int32, on the GPU; below 0 counts as 0, and beyond W, or what the page table
         covers, as that
-    page_table: [R, P] int32, rows may be strided; entry i lies at table[i // size] * size + i % size.
-        None: ``out`` has the indices as they are
+    page_table: [R, P] int32, rows may be strided; entry i lies at table[i // size] * size +
+        i % size. None: ``out`` has the indices as they are
     out: [R, k] int32; k is a multiple of 64 up to 2048
     page_size: entries in a page, a power of 2
     raw: [R, k] int32, the indices before the transform, or None
     ordered: equal scores to the lowest index, indices ascending, the same bits every time; slower
-    workspace: uint8, zero, for few long rows; WORKSPACE_BYTES are always enough, and it is left zero
-        where it must be. None: one that is kept for each GPU and stream, made at the first call
-        outside of a graph; without any, such rows take another way
+    workspace: uint8, zero, for few long rows; WORKSPACE_BYTES are always enough, and it is left
+        zero where it must be. Calls that may overlap need one each. None: one that is kept for
+        each GPU and stream, made at the first call outside of a graph; without any, such rows
+        take another way
     way: one of WAYS
 
     Raises
@@ -81,12 +82,7 @@ def topk_transform(
     """
     rows, width = scores.shape
     k = out.shape[-1]
-    if scores.dtype not in (torch.float32, torch.bfloat16):
-        raise ValueError(f"topk: scores must be float32 or bfloat16, not {scores.dtype}")
-    if k % STEP or not 0 < k <= MOST:
-        raise ValueError(f"topk: k must be a multiple of {STEP} up to {MOST}, not {k}")
-    if page_size < 1 or page_size & (page_size - 1):
-        raise ValueError(f"topk: page_size must be a power of 2, not {page_size}")
+    _check_sizes(scores, k, page_size)
     _check("lengths", lengths, (rows,))
     _check("out", out, (rows, k))
     tensors = [scores, lengths, out]
@@ -97,17 +93,13 @@ def topk_transform(
         _check("page_table", page_table, (rows, page_table.shape[-1]), is_strided=True)
         tensors.append(page_table)
     if workspace is not None:
-        if workspace.dtype != torch.uint8 or workspace.data_ptr() % 16:
-            raise ValueError("topk: workspace must be uint8 and begin at a multiple of 16")
         tensors.append(workspace)
-    if any(tensor.device != scores.device for tensor in tensors) or not scores.is_cuda:
-        devices = ", ".join(sorted({str(tensor.device) for tensor in tensors}))
-        raise ValueError(f"topk: all tensors must be on one GPU, not on {devices}")
+    _check_device(tensors)
     stride = scores.stride(0) if rows > 1 else -(-width // 8) * 8
-    if width > 1 and scores.stride(1) != 1:
-        raise ValueError("topk: a row's scores must lie side by side")
-    if stride * scores.itemsize % 16 or scores.data_ptr() % 16:
-        raise ValueError("topk: each row of scores must begin at a multiple of 16 bytes")
+    if stride * scores.itemsize % 16 or scores.data_ptr() % 16 or scores.stride(1) != 1:
+        raise ValueError(
+            "topk: a row's scores must lie side by side and begin at a multiple of 16 bytes"
+        )
     with torch.cuda.device(scores.device):
         stream = torch.cuda.current_stream().cuda_stream
         if workspace is None:
@@ -132,6 +124,22 @@ def topk_transform(
             WAYS[way],
             stream,
         )
+
+
+def _check_sizes(scores: torch.Tensor, k: int, page_size: int) -> None:
+    if scores.dtype not in (torch.float32, torch.bfloat16):
+        raise ValueError(f"topk: scores must be float32 or bfloat16, not {scores.dtype}")
+    if k % STEP or not 0 < k <= MOST:
+        raise ValueError(f"topk: k must be a multiple of {STEP} up to {MOST}, not {k}")
+    if page_size < 1 or page_size & (page_size - 1):
+        raise ValueError(f"topk: page_size must be a power of 2, not {page_size}")
+
+
+def _check_device(tensors: list[torch.Tensor]) -> None:
+    device = tensors[0].device
+    if device.type != "cuda" or any(tensor.device != device for tensor in tensors):
+        devices = ", ".join(sorted({str(tensor.device) for tensor in tensors}))
+        raise ValueError(f"topk: all tensors must be on one GPU, not on {devices}")
 
 
 def _workspace(device: torch.device, stream: int) -> torch.Tensor | None:

@@ -5,7 +5,7 @@ import torch
 from seatrial_kernels.topk.reference import paged, rank_keys
 
 
-def fault(
+def fault(  # noqa: PLR0911 - one for each kind of fault
     scores: torch.Tensor,
     lengths: torch.Tensor,
     table: torch.Tensor | None,
@@ -17,12 +17,12 @@ def fault(
 ) -> str | None:
     """Return what is wrong with a selection, in one sentence, or None.
 
-    ``out`` and ``raw`` [R, k] as topk_transform() writes them. Without ``ordered``, equal scores may
-    stand for one another and the order is free: then the ranks of what was selected are compared.
-    With it, the indices themselves are. Without ``raw`` and with a ``table``, every page of the
-    table must be another.
+    ``out`` and ``raw`` [R, k] as topk_transform() writes them. Without ``ordered``, equal scores
+    may stand for one another and the order is free: then the ranks of what was selected are
+    compared. With it, the indices themselves are. Without ``raw`` and with a ``table``, every page
+    of the table must be another.
     """
-    rows, width = scores.shape
+    width = scores.shape[1]
     k = out.shape[1]
     if raw is None:
         raw = out if table is None else _unpaged(out, table, page_size)
