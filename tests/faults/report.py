@@ -18,15 +18,15 @@ KEPT = WORK / "rows.json"
 INTRODUCTION = """\
 # What a fault comes to
 
-Written by `make scenarios` ({when}, {cores} cores, {minutes:.0f} minutes); do not edit.
-`make test` runs the most telling cases. The hosts are the rehearsal's, and everything on them is
-real: `deploy.yml`, its roles and gates, systemd, sshd, HAProxy, Prometheus. *light* is the engine
-of [`rehearsal/light`](../rehearsal/light) in SGLang's place, so that a rollout takes a minute;
-*real* is SGLang on CPUs. The faults stand in
+Written by a run of the matrix ({when}, {cores} cores, {minutes:.0f} minutes); do not edit.
+`make scenarios` runs all of it, `make test` the most telling cases. The hosts are the rehearsal's,
+and everything on them is real: `deploy.yml`, its roles and gates, systemd, sshd, HAProxy,
+Prometheus. *light* is the engine of [`rehearsal/light`](../rehearsal/light) in SGLang's place, so
+that a rollout takes a minute; *real* is SGLang on CPUs. The faults stand in
 [`tests/faults/cases.py`](../tests/faults/cases.py), each a few lines.
 
 While a case runs, a probe asks the entry five times a second (SGLang: once). After **every** case
-this was true:
+that has been run, this was true; one that has not says so:
 
 - no answer had two releases behind it (the light engine names the release of router, prefill and
   decode in each answer; with the real one, hosts and entry are looked at instead);
