@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from html import escape
-from itertools import groupby
 from typing import NamedTuple
 
 from seatrial.details import Comparison, Heatmap, Point, Series, Square
@@ -20,6 +19,8 @@ LEFT, RIGHT = 46, 8
 TEXT_WIDTH_MIN = 22
 """A square narrower than this has no room for its number; the tooltip has it."""
 COLOURS = 6
+FAR = 4
+"""A bound beyond so many times the highest value is said and not drawn."""
 
 
 class Plot(NamedTuple):
@@ -59,7 +60,7 @@ def heatmap(shown: Heatmap) -> Plot:
         if index % step == 0:
             x = LEFT + (index + 0.5) * width
             parts.append(_text(x, total - bottom + 14, short(column), "middle"))
-    parts.append(_text(LEFT, 10, f"{shown.y_label} ↓", "start", "axis"))
+    parts.append(_text(0, total - 4, f"{shown.y_label} ↑", "start", "axis"))
     parts.append(_text(WIDTH - RIGHT, total - 4, f"{shown.x_label} →", "end", "axis"))
     parts += _mark(shown, columns, width, top, total - bottom)
     note = f"Squares below {number(shown.bound)} are framed." if shown.bound is not None else ""
@@ -95,7 +96,7 @@ def _mark(
     x = LEFT + before * width
     yield f'<line class="mark" x1="{x:.1f}" y1="{top - 4}" x2="{x:.1f}" y2="{bottom:.1f}"/>'
     anchor = "end" if x > WIDTH / 2 else "start"
-    yield _text(x + (-4 if anchor == "end" else 4), 10, shown.mark_label, anchor, "axis")
+    yield _text(x, 10, shown.mark_label, anchor, "axis")
 
 
 def lines(together: Sequence[Series]) -> Plot:
@@ -118,7 +119,7 @@ def lines(together: Sequence[Series]) -> Plot:
             parts.append(_text(scale.x(x), height - bottom + 14, short(x), "middle"))
     for index, series in enumerate(together):
         parts += _last_good(series, scale, index % COLOURS)
-    for bound, _ in groupby(sorted(s.bound for s in together if s.bound is not None)):
+    for bound in sorted({s.bound for s in together if s.bound is not None and s.bound <= high}):
         y = scale.y(bound)
         parts.append(
             f'<line class="bound" x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - RIGHT}" y2="{y:.1f}"/>'
@@ -131,8 +132,10 @@ def lines(together: Sequence[Series]) -> Plot:
     parts.append(_text(WIDTH - RIGHT, height - 4, f"{first.x_label} →", "end", "axis"))
     legend = [series.name for series in together] if len(together) > 1 else []
     has_last_good = any(series.last_good for series in together)
-    note = "Bands and dashes: the last good release." if has_last_good else ""
-    return Plot(first.title, "".join([*parts, "</svg>"]), legend, note)
+    notes = ["Bands and dashes: the last good release."] if has_last_good else []
+    far = sorted({s.bound for s in together if s.bound is not None and s.bound > high})
+    notes += [f"Allowed are up to {short(bound)}, far above what is shown." for bound in far]
+    return Plot(first.title, "".join([*parts, "</svg>"]), legend, " ".join(notes))
 
 
 class _Scale:
@@ -220,7 +223,9 @@ def _range(together: Sequence[Series]) -> tuple[float, float]:
     for series in together:
         for point in (*series.points, *series.last_good):
             values += _values(point)
-        values += [series.bound] if series.bound is not None else []
+    # A bound far above would press everything else onto the axis.
+    bounds = [series.bound for series in together if series.bound is not None]
+    values += [bound for bound in bounds if bound <= FAR * max(values)]
     low, high = min([*values, 0.0]), max([*values, 0.0])
     return low, high + (0.08 * (high - low) or 1.0)
 
