@@ -16,9 +16,12 @@ CHECK_PROGRAMS := git=git shellcheck=shellcheck zstd=zstd systemd-analyze=system
 
 SHELL_SCRIPTS = $(shell git ls-files --cached --others --exclude-standard -- '*.sh' .ci/run \
   rehearsal/ssh rehearsal/sh)
+# What nvcc, which comes as wheels (kernels/nvcc.lock), asks of the machine.
+COMPILE_PROGRAMS := g++=g++ c++filt=binutils
+COMPILE_TESTS := $(PY) -m pytest kernels/tests/native -q
 UNIT_TESTS := $(PY) -m pytest tests --ignore=tests/e2e --ignore=tests/scenarios -n 2 -q
 
-.PHONY: help rehearsal test check lint scenarios fmt clean
+.PHONY: help rehearsal test check kernels lint scenarios fmt clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
@@ -32,10 +35,16 @@ check: lint ## linters, types and unit tests: a minute
 	@$(UNIT_TESTS)
 
 test: lint ## everything a change must pass: linters, unit tests, rehearsals; half an hour
-	@requirements/programs.sh $(REHEARSAL_PROGRAMS)
+	@requirements/programs.sh $(REHEARSAL_PROGRAMS) $(COMPILE_PROGRAMS)
+	@$(COMPILE_TESTS)
 	@$(PY) -m pytest tests --ignore=tests/scenarios -v
 
-scenarios: ## every bad merge of rehearsal/scenarios.yml, each in a rehearsal of its own; an hour
+kernels: ## compile the CUDA kernels and hold their sm_120a code against the rules; a minute, no GPU
+	@requirements/programs.sh $(COMPILE_PROGRAMS)
+	@requirements/venv.sh dev
+	@$(PY) kernels/compile_gate/gate.py
+
+scenarios: ## every fault at every phase, every bad merge; writes docs/faults.md
 	@requirements/programs.sh $(REHEARSAL_PROGRAMS)
 	@requirements/venv.sh dev
 	@$(PY) -m pytest tests/scenarios -v

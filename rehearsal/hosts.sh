@@ -9,7 +9,8 @@
 #   hosts.sh put NAME SRC DEST      copy a file, or the content of a folder, onto a host
 #   hosts.sh alone CMD...           run CMD as the one rehearsal on this machine, or refuse
 #   hosts.sh freeze | thaw NAME     the host hangs: its address answers, its programs do not
-#   hosts.sh cut | mend NAME        pull the host's network cable, plug it in again
+#   hosts.sh cut | mend NAME        pull the host's network cable, plug it in again; `control` is this machine
+#   hosts.sh part | join NAME NAME  two hosts do not hear each other, or do again; the others hear both
 #   hosts.sh poweroff | poweron NAME   no goodbye to anyone; the disk stays
 #
 # The hosts sit on a bridge in the network namespace `seatrial`. Nothing joins that namespace to this
@@ -34,7 +35,9 @@ main() {
     up | down | status) as_root && "$verb" ;;
     in) as_root && in_network "$@" ;;
     ssh | put | alone) as_root && "on_$verb" "$@" ;;
-    freeze | thaw | cut | mend | poweroff | poweron) as_root && known "${1:-}" && "host_$verb" "$1" ;;
+    cut | mend) as_root && known_or_control "${1:-}" && "host_$verb" "$1" ;;
+    freeze | thaw | poweroff | poweron) as_root && known "${1:-}" && "host_$verb" "$1" ;;
+    part | join) as_root && known "${1:-}" && known "${2:-}" && "hosts_$verb" "$1" "$2" ;;
     supervise) supervise "$1" ;; # for this script only
     *) sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" ;;
   esac
@@ -50,6 +53,8 @@ die() {
 as_root() { ((EUID == 0)) || die "namespaces and mounts need root; run this with sudo."; }
 
 known() { [[ -n ${ADDRESS[${1:-none}]:-} ]] || die "no host '$1'; they are ${NAMES[*]}."; }
+
+known_or_control() { [[ ${1:-} == control ]] || known "${1:-}"; }
 
 # --- up -----------------------------------------------------------------------------------------
 
@@ -348,11 +353,33 @@ host_freeze() { echo 1 >"$(host_cgroup "$1")/cgroup.freeze"; }
 
 host_thaw() { echo 0 >"$(host_cgroup "$1")/cgroup.freeze"; }
 
-host_cut() { ip -n "$NAMESPACE" link set "to-$1" down; }
+host_cut() {
+  if [[ $1 == control ]]; then
+    ip -n "$NAMESPACE" addr del "$CONTROL/24" dev bridge # the hosts go on hearing each other
+  else
+    ip -n "$NAMESPACE" link set "to-$1" down
+  fi
+}
 
 host_mend() { # and wait for the host to be heard again, which takes up to a second
+  if [[ $1 == control ]]; then
+    ip -n "$NAMESPACE" addr replace "$CONTROL/24" dev bridge
+    return
+  fi
   ip -n "$NAMESPACE" link set "to-$1" up
   if is_booted "$1" && ! is_frozen "$1"; then await "$1"; fi
+}
+
+# Ports of a bridge that are isolated do not reach one another.
+hosts_part() { isolate on "$@"; }
+
+hosts_join() { isolate off "$@"; }
+
+isolate() {
+  local name
+  for name in "$2" "$3"; do
+    ip -n "$NAMESPACE" link set dev "to-$name" type bridge_slave isolated "$1"
+  done
 }
 
 host_poweroff() { end_host "$1"; }

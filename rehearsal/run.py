@@ -63,6 +63,7 @@ def main() -> int:
     started = time.monotonic()
     plays: list[Play] = []
     status = 1
+    make_api_key()
     try:
         say("clone the work tree")
         clone(SOURCE, REPOSITORY)
@@ -146,6 +147,14 @@ def commit(repository: Path, message: str, edit: Mapping[str, object]) -> None:
             raise SystemExit(f"{SPEC}: should have one line '  {key}: ...', has {count}")
     path.write_text(text)
     git("-C", repository, *IDENTITY, "commit", "--quiet", "-a", "-m", message)
+
+
+def make_api_key() -> None:
+    """Draw the key that the entry asks for, once."""
+    API_KEY_FILE.parent.mkdir(parents=True, exist_ok=True)
+    if not API_KEY_FILE.exists():
+        API_KEY_FILE.touch(mode=0o600)
+        API_KEY_FILE.write_text(secrets.token_urlsafe(24) + "\n")
 
 
 def ansible(plays: list[Play], playbook: str, *words: str) -> int:
@@ -248,8 +257,4 @@ def say(words: str) -> None:
 
 
 if __name__ == "__main__":
-    WORK.mkdir(parents=True, exist_ok=True)
-    if not API_KEY_FILE.exists():
-        API_KEY_FILE.touch(mode=0o600)
-        API_KEY_FILE.write_text(secrets.token_urlsafe(24) + "\n")
     sys.exit(main())

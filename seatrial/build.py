@@ -17,10 +17,23 @@ from pydantic import (
 
 from seatrial.errors import SeatrialError
 
-BUILD_RECIPE = 1
+BUILD_RECIPE = 2
 """Counts changes of how role `build` makes a build: raise it with each that alters the tree."""
 
-KERNELS_LEFT_OUT = ("tests", "benchmarks", "build", "dist", "*.egg-info", "__pycache__", ".*")
+KERNELS_LEFT_OUT = (
+    "tests",
+    "benchmarks",
+    "compile_gate",
+    "sanitize.py",
+    "toolchain.py",
+    "*.so",
+    "native.json",
+    "build",
+    "dist",
+    "*.egg-info",
+    "__pycache__",
+    ".*",
+)
 """Names under `kernels/` that do not go into the wheel: their changes make no new build."""
 
 Hex16 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
@@ -55,10 +68,14 @@ class Build(BaseModel):
     kernels: Kernels
     lock_sha256: Hex64
     patches: list[str]
+    patches_needed: dict[str, dict[str, list[int | str]]] = {}
+    """For keys of the spec: the patch without which a value is not supported. Builds from before
+    this key say nothing."""
     supported_index_topk: list[int]
     supported_index_key_dtypes: list[str]
     index_key_bytes_per_token: dict[str, int | float]
-    """Bytes of index keys for one token, by dtype, as the kernels package declares them."""
+    """Bytes of index keys for one token, by dtype, as the kernels package declares them: with CUDA
+    in one indexer layer, else in all of them."""
     architectures: list[str]
     """`cpu`, or CUDA architectures such as `sm_120`."""
     shared_libraries: list[str]

@@ -400,6 +400,13 @@ def check_against_build(spec: ServingSpec, build: Mapping[str, Any]) -> None:
         for patch in spec.engine.patches
         if patch not in build["patches"]
     ]
+    problems += [
+        f"engine.patches: should have {patch}, without which build {build['digest']} does not "
+        f"support {key} {getattr(spec, key)}"
+        for key, needed in build.get("patches_needed", {}).items()
+        for patch, values in needed.items()
+        if getattr(spec, key) in values and patch not in spec.engine.patches
+    ]
     if problems:
         raise SpecError("\n".join(problems))
 

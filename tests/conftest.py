@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import fcntl
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+LOCK = Path("/run/lock/seatrial-rehearsal.lock")
 
 
 @pytest.fixture(scope="session")
@@ -26,3 +29,12 @@ def tree(tmp_path: Path) -> Callable[[dict[str, str]], Path]:
         return tmp_path
 
     return lay
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[None]:
+    """Be the one rehearsal on this machine, as `hosts.sh alone` is; wait for another to end."""
+    LOCK.parent.mkdir(parents=True, exist_ok=True)
+    with LOCK.open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -18,6 +18,7 @@ DESCRIPTION: dict[str, Any] = {
     "kernels": {"version": "0.1.0", "sha256": "a" * 64},
     "lock_sha256": "b" * 64,
     "patches": ["cpu_engine", "cpu_dsa"],
+    "patches_needed": {"index_topk": {"cpu_dsa": [512, 1024]}},
     "supported_index_topk": [512, 1024],
     "supported_index_key_dtypes": ["fp8_e4m3", "bf16", "fp32"],
     "index_key_bytes_per_token": {"fp8_e4m3": 33, "bf16": 64, "fp32": 128},
@@ -84,6 +85,12 @@ def test_tests_and_caches_of_the_kernels_do_not_change_the_name(inputs: dict[str
         "benchmarks/op.py",
         "seatrial_kernels/__pycache__/op.cpython-311.pyc",
         "seatrial_kernels.egg-info/PKG-INFO",
+        "seatrial_kernels/libseatrial_kernels.so",
+        "seatrial_kernels/native.json",
+        "benchmarks/run.py",
+        "compile_gate/gate.py",
+        "sanitize.py",
+        "toolchain.py",
         ".mypy_cache/CACHEDIR.TAG",
     ):
         file = inputs["kernels"] / path

@@ -27,6 +27,7 @@ def program(path: str) -> ModuleType:
 
 
 elf = program("recipe/elf.py")
+install = program("recipe/install.py")
 prune = program("recipe/prune.py")
 seal = program("recipe/seal.py")
 
@@ -85,6 +86,40 @@ def test_what_is_dropped_is_dropped_whole(tmp_path: Path) -> None:
     (tmp_path / "torch" / "kept").write_text("x")
     prune.drop(tmp_path, "torch/test")
     assert [path.name for path in (tmp_path / "torch").iterdir()] == ["kept"]
+
+
+@pytest.mark.parametrize("has_compiler", [False, True])
+def test_the_kernels_are_compiled_where_a_compiler_was_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_compiler: bool
+) -> None:
+    """It is installed apart from the environment, checked by hash, and named to the wheel."""
+    (tmp_path / "pip-26-py3-none-any.whl").touch()
+    commands: list[list[str]] = []
+
+    def run(_pip: Path, verb: str, *arguments: str | Path) -> None:
+        commands.append([verb, *map(str, arguments)])
+        if "--target" in commands[-1]:
+            nvcc = Path(commands[-1][-1], "nvidia/cu13/bin/nvcc")
+            nvcc.parent.mkdir(parents=True)
+            nvcc.touch()
+        if verb == "wheel":
+            (tmp_path / "kernels-wheel").mkdir()
+            (tmp_path / "kernels-wheel/made.whl").touch()
+
+    monkeypatch.setattr(install, "run", run)
+    given = [f"--wheels={tmp_path}", "--lock=lock", f"--kernels={tmp_path}/kernels"]
+    given += [f"--compiler={tmp_path}/compiler"] if has_compiler else []
+    monkeypatch.setattr(sys, "argv", ["install.py", *given])
+    install.main()
+    (making,) = [command for command in commands if command[0] == "wheel"]
+    (lock,) = [command for command in commands if command[1:2] == ["--require-hashes"]][
+        has_compiler:
+    ]
+    assert lock[:2] == ["install", "--require-hashes"]
+    apart = tmp_path / "compiler-unpacked"
+    assert (f"nvcc={apart}/nvidia/cu13/bin/nvcc" in making) is has_compiler
+    assert (str(tmp_path / "kernels/nvcc.lock") in lock) is has_compiler
+    assert (str(apart) in lock) is has_compiler
 
 
 @pytest.fixture

@@ -193,6 +193,15 @@ def test_a_new_cell_is_closed_until_it_is_opened(entry: Entry) -> None:
         assert entry.set("one", "open")["changed"] is False
 
 
+def test_it_tells_which_cells_serve(entry: Entry) -> None:
+    """Those that are open and answer; asking changes nothing."""
+    with entry.running():
+        assert entry.set("one", "seen")["serving"] == []
+        entry.set("two", "open")
+        seen = entry.set("one", "seen")
+        assert (seen["serving"], seen["changed"]) == (["two"], False)
+
+
 def test_open_and_closed_survive_a_restart(entry: Entry) -> None:
     """HAProxy comes back with the cells as the last rollout left them."""
     with entry.running():

@@ -72,7 +72,9 @@ def test_help_names_every_verb() -> None:
     assert [word for word in sorted(words) if not re.search(rf"\b{word}\b", said)] == []
 
 
-@pytest.mark.parametrize("verb", ["freeze", "thaw", "cut", "mend", "poweroff", "poweron"])
+@pytest.mark.parametrize(
+    "verb", ["freeze", "thaw", "cut", "mend", "part", "join", "poweroff", "poweron"]
+)
 def test_unknown_host_is_refused_in_one_sentence(verb: str) -> None:
     """A misspelt host is an error that lists the hosts, and nothing is touched."""
     done = run(verb, "gpu-z")

@@ -137,6 +137,8 @@ def test_a_rollout_that_lost_the_lock_changes_nothing(host: Host, verb: tuple[st
     assert done.returncode == 1
     assert "holds the fleet lock no longer (alice's rollout of c0ffee does)" in done.stderr
     assert host("status") == before
+    assert host.call("--token", "one", "holds").returncode == 1
+    assert host.call("--token", "two", "holds").returncode == 0
     assert host.call("--token", "two", "arm", NEW, "60").returncode == 0
 
 

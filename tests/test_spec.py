@@ -19,7 +19,7 @@ BUILD = {
     "digest": "0123456789abcdef",
     "supported_index_topk": [512, 1024],
     "supported_index_key_dtypes": ["fp8_e4m3", "bf16", "fp32"],
-    "patches": ["cpu_engine", "cpu_dsa"],
+    "patches": ["cpu_engine", "cpu_dsa", "pd_contract"],
 }
 
 Edit = Callable[[dict[str, Any]], object]
@@ -160,6 +160,42 @@ def test_what_the_build_does_not_support_is_refused(plain: dict[str, Any]) -> No
     """The message names what it does support."""
     plain["index_topk"] = 4096
     with pytest.raises(SpecError, match="index_topk: should be one of 512, 1024"):
+        spec.check_against_build(spec.check(plain), BUILD)
+
+
+def test_a_value_without_its_patch_is_refused(plain: dict[str, Any]) -> None:
+    """The build says which patch a value needs, and which patches it has."""
+    build = BUILD | {
+        "patches": ["wide_index_topk", "index_keys_bf16"],
+        "supported_index_topk": [512, 1024, 2048],
+        "supported_index_key_dtypes": ["fp8_e4m3", "bf16"],
+        "patches_needed": {
+            "index_topk": {"wide_index_topk": [2048]},
+            "index_key_dtype": {"index_keys_bf16": ["bf16"]},
+        },
+    }
+    plain["engine"]["patches"] = []
+    plain["index_topk"], plain["index_key_dtype"] = 1024, "fp8_e4m3"
+    spec.check_against_build(spec.check(plain), build)
+    plain["index_topk"], plain["index_key_dtype"] = 2048, "bf16"
+    with pytest.raises(SpecError) as refused:
+        spec.check_against_build(spec.check(plain), build)
+    assert str(refused.value).splitlines() == [
+        f"engine.patches: should have {patch}, without which build {build['digest']} does not "
+        f"support {value}"
+        for patch, value in (
+            ("wide_index_topk", "index_topk 2048"),
+            ("index_keys_bf16", "index_key_dtype bf16"),
+        )
+    ]
+    plain["engine"]["patches"] = ["index_keys_bf16", "wide_index_topk"]
+    spec.check_against_build(spec.check(plain), build)
+
+
+def test_a_patch_that_the_build_does_not_have_is_refused_by_name(plain: dict[str, Any]) -> None:
+    """SGLang itself would pass over a name that it does not find."""
+    plain["engine"]["patches"] = ["topkk"]
+    with pytest.raises(SpecError, match=r"engine.patches: should be among .*, is topkk"):
         spec.check_against_build(spec.check(plain), BUILD)
 
 

@@ -1,5 +1,6 @@
 """SGLang finds its CPU stand-ins, real parts win over them, and no patch fails in silence."""
 
+import os
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -10,13 +11,17 @@ import sgl_kernel
 import torch
 from seatrial_kernels import upstream
 from seatrial_kernels.cpu_engine import patch, startup
-from seatrial_kernels.plugin import PATCHES, PatchError
+from seatrial_kernels.plugin import PATCHES_OF, PatchError
 
 
-def python(code: str) -> "subprocess.CompletedProcess[str]":
+def python(code: str, patches: str = "") -> "subprocess.CompletedProcess[str]":
     """Run code in a fresh interpreter of this environment."""
     return subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False
+        [sys.executable, "-W", "ignore", "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "SGLANG_PLUGINS": patches},
     )
 
 
@@ -69,16 +74,42 @@ def test_the_switch_of_the_sender_is_off_once_it_is_loaded() -> None:
     done = python(
         "from sglang.srt.plugins import load_plugins; load_plugins()\n"
         "from sglang.srt.disaggregation.mooncake.conn import MooncakeKVSender as sender\n"
-        "print('switch', sender.supports_host_tensor_indices)"
+        "print('switch', sender.supports_host_tensor_indices)",
+        patches="cpu_engine",
     )
     assert "switch False" in done.stdout, done.stderr
-    upstream.require_source(patch.SEND_CHUNK, patch.SEND_CHUNK_SHA256)
 
 
-def test_another_text_of_a_hooked_function_is_refused() -> None:
+def test_another_meaning_of_a_hooked_function_is_refused() -> None:
     """The message names the function and both fingerprints."""
-    with pytest.raises(PatchError, match=r"send_kv_chunk has another text \(sha256 [0-9a-f]{16}\)"):
-        upstream.require_source(patch.SEND_CHUNK, "0" * 64)
+    with pytest.raises(
+        PatchError, match=r"send_kv_chunk means something else \(fingerprint [0-9a-f]"
+    ):
+        upstream.require_source(patch.SEND_CHUNK, "0" * 16)
+
+
+def test_without_a_list_no_patch_is_applied() -> None:
+    """SGLang takes an empty SGLANG_PLUGINS for all plugins; a release without patches has none."""
+    done = python(
+        "from sglang.srt.plugins import load_plugins; load_plugins()\n"
+        "from sglang.srt.plugins.hook_registry import HookRegistry\n"
+        "print('hooks', len(HookRegistry._hooks))"
+    )
+    assert "hooks 0" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("patches", "sentence"),
+    [
+        ("cpu_engine,topkk", "SGLANG_PLUGINS names topkk, which no installed package has"),
+        ("topk,topk_v2_sm120", "topk and topk_v2_sm120 replace the same kernel; choose one"),
+    ],
+)
+def test_a_list_that_cannot_be_meant_ends_the_process(patches: str, sentence: str) -> None:
+    """SGLang passes over a name that it does not find."""
+    done = python("from sglang.srt.plugins import load_plugins; load_plugins()", patches)
+    assert done.returncode == 1
+    assert sentence in done.stderr
 
 
 def test_a_hook_runs_after_its_module_and_no_other(tmp_path: Path) -> None:
@@ -101,18 +132,19 @@ def test_a_hook_runs_after_its_module_and_no_other(tmp_path: Path) -> None:
         sys.path.remove(str(tmp_path))
 
 
-@pytest.mark.parametrize("name", PATCHES)
+@pytest.mark.parametrize("name", PATCHES_OF["cpu"])
 def test_a_patch_that_fails_ends_the_process_with_one_sentence(name: str) -> None:
     """SGLang would log the error and serve unpatched."""
     done = python(
-        "from seatrial_kernels import upstream\n"
-        "upstream.SGLANG = '0.0.0'\n"
+        "import importlib.metadata, seatrial_kernels.upstream as upstream\n"
+        "upstream.version = lambda name: '9.9.9'\n"
         "from sglang.srt.plugins import load_plugins\n"
-        f"import os; os.environ['SGLANG_PLUGINS'] = '{name}'\n"
         "load_plugins()\n"
-        "print('still here')"
+        "print('still here')",
+        patches=name,
     )
-    sentence = f"seatrial-kernels: patch {name} stops this server: it is written for sglang 0.0.0"
+    sentence = f"seatrial-kernels: patch {name} stops this server: it is written for sglang 0.5.23"
     assert done.returncode == 1
     assert sentence in done.stderr
+    assert "not 9.9.9" in done.stderr
     assert "still here" not in done.stdout

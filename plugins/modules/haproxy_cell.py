@@ -23,9 +23,11 @@ options:
     type: str
     required: true
   state:
-    description: Whether new requests may enter. Closing also waits until none runs any more.
+    description:
+      - Whether new requests may enter. Closing also waits until none runs any more.
+      - C(seen) changes nothing, and tells which cells serve.
     type: str
-    choices: [open, closed]
+    choices: [open, closed, seen]
     required: true
   address:
     description: The address of the cell's router; needed to open.
@@ -66,6 +68,10 @@ drained_after_seconds:
   description: How long the last running request took to end; 0 for a cell that is opened.
   returned: always
   type: float
+serving:
+  description: The cells that are open and ready, by name.
+  returned: when seen
+  type: list
 open_line:
   description: The line of the state file with which the cell is open.
   returned: when address and port are given
@@ -102,6 +108,13 @@ def requests_on(statistics: str, cell: str) -> int:
     """Return how many requests run on the cell or wait for it, from ``show stat``."""
     rows = csv.DictReader(statistics.removeprefix("# ").splitlines())
     return next(int(r["scur"]) + int(r["qcur"]) for r in rows if r["svname"] == cell)
+
+
+def serving(statistics: str) -> list[str]:
+    """Return the cells that are open and pass their checks, from ``show stat``."""
+    rows = csv.DictReader(statistics.removeprefix("# ").splitlines())
+    good = ("UP", "no check")
+    return [r["svname"] for r in rows if r["type"] == "2" and r["status"].startswith(good)]
 
 
 def open_line(backend: str, cell: str, address: str, port: int) -> str:
@@ -143,7 +156,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "cell": {"type": "str", "required": True},
-            "state": {"type": "str", "choices": ["open", "closed"], "required": True},
+            "state": {"type": "str", "choices": ["open", "closed", "seen"], "required": True},
             "address": {"type": "str"},
             "port": {"type": "int"},
             "drain_timeout_seconds": {"type": "int", "default": 60},
@@ -165,6 +178,9 @@ def main() -> None:
         )
     except OSError as error:
         module.fail_json(msg=f"HAProxy does not answer on {admin} ({error}): start haproxy.service")
+    if given["state"] == "seen":
+        cells = serving(ask(admin, f"show stat {backend} 4 -1"))
+        module.exit_json(changed=False, drained_after_seconds=0.0, serving=cells)
     state_file = Path(given["state_file"])
     old_lines = state_file.read_text().splitlines() if state_file.exists() else []
     line = open_line(backend, cell, given["address"], given["port"]) if given["address"] else ""

@@ -515,7 +515,7 @@ def test_the_kernels_own_tests_hold_inside_the_build() -> None:
     told = on(
         "gpu-c",
         f"cd /tmp/kernels && PYTHONPATH=lib SGLANG_USE_CPU_ENGINE=1 HOME=/tmp {build}/bin/python "
-        "-m pytest -q -p no:cacheprovider --import-mode=importlib tests",
+        "-B -m pytest -q -p no:cacheprovider --import-mode=importlib tests",
     )
     assert " passed" in told
     assert "failed" not in told
@@ -530,7 +530,7 @@ def test_the_spec_takes_one_spelling_of_each_flag_of_the_real_parser() -> None:
         "print(json.dumps([a.option_strings for a in parser._actions "
         "if not isinstance(a, argparse.BooleanOptionalAction)]))"
     )
-    told = on("gpu-c", f"SGLANG_USE_CPU_ENGINE=1 HOME=/tmp {build}/bin/python -c '{program}'")
+    told = on("gpu-c", f"SGLANG_USE_CPU_ENGINE=1 HOME=/tmp {build}/bin/python -B -c '{program}'")
     for options in json.loads(told.splitlines()[-1]):
         names = [option[2:] for option in options if option.startswith("--")]
         kept = [name for name in names if name not in spec.SPELLINGS]

@@ -16,11 +16,14 @@ from types import ModuleType
 from seatrial_kernels import upstream
 from seatrial_kernels.cpu_engine import startup
 from seatrial_kernels.plugin import PatchError, stop
+from seatrial_kernels.upstream import Hook
 
+NAME = "cpu_engine"
 SENDER = "sglang.srt.disaggregation.mooncake.conn"
-# The function that reads the switch, and the sha256 of its source text.
+# The function that reads the switch.
 SEND_CHUNK = "sglang.srt.disaggregation.prefill.SchedulerDisaggregationPrefillMixin.send_kv_chunk"
-SEND_CHUNK_SHA256 = "f9458879c49b3eeb8c6eaf4a3c0b9ccd4f3d00de8ab7f9474d5cc3e340bd3645"
+# Checked when the sender is loaded: only a prefill server loads either.
+HOOKS = {"0.5.23": (Hook(SEND_CHUNK, "b294ac9e0abdf27e", "read"),)}
 
 
 def apply() -> None:
@@ -31,7 +34,7 @@ def apply() -> None:
     PatchError
         When SGLang is another version or the stand-ins are not installed.
     """
-    upstream.require_version()
+    upstream.require_version(*HOOKS)
     if startup.SglKernelFinder not in sys.meta_path:
         raise PatchError("seatrial_kernels.pth did not run; it should be beside the package")
     upstream.when_imported(SENDER, _without_pinned_memory)
@@ -39,7 +42,7 @@ def apply() -> None:
 
 def _without_pinned_memory(sender: ModuleType) -> None:
     try:
-        upstream.require_source(SEND_CHUNK, SEND_CHUNK_SHA256)
+        upstream.install(NAME, HOOKS)
     except PatchError as error:
-        stop("cpu_engine", error)
+        stop(NAME, error)
     sender.MooncakeKVSender.supports_host_tensor_indices = False

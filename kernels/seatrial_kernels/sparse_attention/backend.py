@@ -12,7 +12,7 @@ from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBack
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from sglang.srt.runtime_context import get_parallel
 
-from seatrial_kernels import report
+from seatrial_kernels import selection
 from seatrial_kernels.plugin import PatchError
 from seatrial_kernels.sparse_attention import reference
 from seatrial_kernels.sparse_attention.capture import SelectionCapture
@@ -54,18 +54,13 @@ class CpuSparseAttention(TorchNativeAttnBackend):
         if arguments.enable_return_indexer_topk:
             slots = self.token_to_kv_pool.get_key_buffer(0).shape[0]
             self.capture = SelectionCapture(slots, self.settings.topk)
-        role = arguments.disaggregation_mode
-        report.publish(
-            "cpu_dsa",
+        selection.declare(
+            self.settings.topk,
+            self.settings.key_dtype,
             rank=parallel.tp_rank,
-            role="combined" if role == "null" else role,
-            facts={
-                "index_topk": str(self.settings.topk),
-                "index_key_dtype": self.settings.key_dtype,
-                "allocated_width": str(self.selected.shape[1]),
-            },
-            is_metrics_enabled=arguments.enable_metrics,
+            arguments=arguments,
         )
+        selection.allocated(self.selected.shape[1])
 
     def forward(
         self,

@@ -15,15 +15,15 @@ needs, so that the KV pool, the P/D transfer and the memory plan really grow wit
 
 from typing import TYPE_CHECKING, Any
 
-from seatrial_kernels import upstream
+from seatrial_kernels import report, upstream
 from seatrial_kernels.plugin import PatchError, stop
 from seatrial_kernels.sparse_attention.settings import IndexSettings
+from seatrial_kernels.upstream import Hook
 
 if TYPE_CHECKING:
     from seatrial_kernels.sparse_attention.backend import CpuSparseAttention
 
 NAME = "cpu_dsa"
-GET_CONFIG = "sglang.srt.utils.hf_transformers.config.get_config"
 
 
 def apply() -> None:
@@ -34,13 +34,13 @@ def apply() -> None:
     PatchError
         When SGLang is another version or has no such function.
     """
-    upstream.require_version()
+    upstream.install(NAME, HOOKS)
+    upstream.install(NAME, report.HOOKS)
     from sglang.srt.arg_groups.choices import add_attention_backend_choices
     from sglang.srt.layers.attention.attention_registry import register_attention_backend
 
     add_attention_backend_choices([NAME])
     register_attention_backend(NAME)(_create)
-    upstream.after(GET_CONFIG, _with_index_layers)
 
 
 def _with_index_layers(config: Any, *_args: Any, **_kwargs: Any) -> None:
@@ -58,3 +58,20 @@ def _create(runner: Any) -> "CpuSparseAttention":
         return CpuSparseAttention(runner)
     except PatchError as error:
         stop(NAME, error)
+
+
+_MODULE = "sglang.srt.layers.attention.torch_native_backend"
+HOOKS = {
+    "0.5.23": (
+        Hook(
+            "sglang.srt.utils.hf_transformers.config.get_config",
+            "782c7b986feeba5c",
+            "after",
+            _with_index_layers,
+        ),
+        # What the backend builds on.
+        Hook(f"{_MODULE}.TorchNativeAttnBackend.__init__", "092efe0f8e06ce17", "read"),
+        Hook(f"{_MODULE}.TorchNativeAttnBackend.forward_extend", "49e689b928133fa7", "read"),
+        Hook(f"{_MODULE}.TorchNativeAttnBackend.forward_decode", "4b2ba0ecc0298fc7", "read"),
+    ),
+}

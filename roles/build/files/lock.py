@@ -2,6 +2,7 @@
 
     python3.11 roles/build/files/lock.py cuda13
     python3.11 roles/build/files/lock.py cpu      # after cuda13, whose versions it follows
+    python3.11 roles/build/files/lock.py nvcc     # kernels/nvcc.lock, the kernels' own compiler
 
 Needs the package index (or the wheel folder) that pip is set up for. pip reads each wheel's
 metadata; wheels whose metadata the index does not serve apart are downloaded (some GB for cuda13).
@@ -20,7 +21,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
+KERNELS = HERE.parents[2] / "kernels"
 # They differ between the platforms on purpose: one is built with CUDA, the other without.
 PLATFORM_BOUND = {"torch", "torchvision"}
 
@@ -28,17 +30,18 @@ PLATFORM_BOUND = {"torch", "torchvision"}
 def main() -> None:
     """Resolve the platform named on the command line and write its lock."""
     parser = argparse.ArgumentParser(description="Rewrite engine-<platform>.lock.")
-    parser.add_argument("platform", choices=["cuda13", "cpu"])
+    parser.add_argument("platform", choices=["cuda13", "cpu", "nvcc"])
     chosen = parser.parse_args().platform
     here = (platform.python_implementation(), sys.version_info[:2], platform.system().lower())
     if (*here, platform.machine()) != ("CPython", (3, 11), "linux", "x86_64"):
         sys.exit("The locks are for CPython 3.11 on Linux x86_64: run this with that Python.")
 
-    wheels = resolved(HERE / f"engine-{chosen}.in", constraints(chosen))
-    alone = HERE / f"engine-{chosen}-alone.in"
+    stem = KERNELS / "nvcc" if chosen == "nvcc" else HERE / f"engine-{chosen}"
+    wheels = resolved(stem.with_suffix(".in"), constraints(chosen))
+    alone = stem.with_name(f"{stem.name}-alone.in")
     if alone.exists():
         wheels |= resolved(alone, [], "--no-deps")
-    lock = HERE / f"engine-{chosen}.lock"
+    lock = stem.with_suffix(".lock")
     lock.write_text(
         f"# Written by `lock.py {chosen}` for CPython 3.11 on Linux x86_64. Do not edit.\n"
         + "".join(
@@ -51,7 +54,7 @@ def main() -> None:
 
 def constraints(chosen: str) -> list[str]:
     """Pins that the platform shares with production: a rehearsal runs what the fleet runs."""
-    if chosen == "cuda13":
+    if chosen != "cpu":
         return []
     locked = re.findall(
         r"^([\w.-]+)==(\S+)", (HERE / "engine-cuda13.lock").read_text(), re.MULTILINE

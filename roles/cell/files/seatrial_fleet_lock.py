@@ -50,6 +50,11 @@ def prove(token: str) -> None:
         )
 
 
+def holds() -> dict:
+    """Do nothing: who gives a token with this verb learns whether it is still the holder's."""
+    return {"changed": False}
+
+
 def holder() -> "dict | None":
     """Return who holds the lock; a file that cannot be read is held by somebody unknown."""
     try:

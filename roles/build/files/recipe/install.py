@@ -20,12 +20,23 @@ def main() -> None:
     parser.add_argument("--wheels", type=Path, required=True, help="folder of the locked wheels")
     parser.add_argument("--lock", type=Path, required=True, help="their versions and hashes")
     parser.add_argument("--kernels", type=Path, required=True, help="the kernels' sources")
+    parser.add_argument("--compiler", type=Path, help="folder of the wheels of nvcc: with CUDA")
     given = parser.parse_args()
     pip = next(given.wheels.glob("pip-*.whl")) / "pip"
 
     run(pip, "install", "--require-hashes", "--find-links", given.wheels, "-r", given.lock)
+    settings = []
+    if given.compiler:
+        # Apart from the environment, which has an nvcc of its own for what SGLang compiles.
+        apart = given.kernels.with_name("compiler-unpacked")
+        run(
+            *(pip, "install", "--require-hashes", "--find-links", given.compiler),
+            *("-r", given.kernels / "nvcc.lock", "--target", apart),
+        )
+        (nvcc,) = apart.glob("nvidia/cu*/bin/nvcc")
+        settings = ["--config-settings", f"nvcc={nvcc}"]
     made = given.kernels.with_name("kernels-wheel")
-    run(pip, "wheel", "--no-build-isolation", "--wheel-dir", made, given.kernels)
+    run(pip, "wheel", "--no-build-isolation", *settings, "--wheel-dir", made, given.kernels)
     (wheel,) = made.glob("*.whl")
     run(pip, "install", wheel)
     print(hashlib.sha256(wheel.read_bytes()).hexdigest())

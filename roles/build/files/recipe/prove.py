@@ -22,6 +22,10 @@ def main() -> None:
     """Import each; the first failure is the program's."""
     for name in MODULES:
         importlib.import_module(name)
+    # The compiled kernels, where the build has them.
+    native = importlib.import_module("seatrial_kernels.native")
+    if native.description():
+        native.library()
     print("\n".join(MODULES))
 
 

@@ -1,0 +1,97 @@
+"""Runs cases of the fault matrix on one fleet, which is booted once."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+from tests.faults import hosts
+from tests.faults.cases import Case
+from tests.faults.fleet import Fleet
+from tests.faults.stage import Row, Stage
+
+
+class Night:
+    """A fleet, the cases that it has been through, and the rows of the matrix that they make."""
+
+    def __init__(self, fleet: Fleet, folder: Path) -> None:
+        self.fleet = fleet
+        self.folder = folder
+        self.rows: list[Row] = []
+        self.count = 0
+        self.began = time.monotonic()
+        self.is_whole = False
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+
+    def perform(self, case: Case) -> None:
+        """Run a case.
+
+        Raises:
+            AssertionError: something is not as it must be; one sentence each.
+        """
+        if not self.is_whole:
+            self.make_whole()
+        self.count += 1
+        folder = self.folder / case.name
+        folder.mkdir()
+        base = hosts.look()["gpu-a"].current
+        name = f"r{self.count}"
+        stage = Stage(
+            self.fleet, case.name, folder, base, self.fleet.release_name(), name, {case.end}
+        )
+        self.is_whole = False
+        stage.start_probe()
+        try:
+            problems = self._play(case, stage)
+        finally:
+            stage.stop_probe()
+        row = stage.row(case.fault, case.phase)
+        (folder / "row.json").write_text(json.dumps(row._asdict()))
+        assert not problems, f"{case.name}:\n" + "\n".join(problems)
+        self.rows.append(row)
+        self.is_whole = True
+
+    def _play(self, case: Case, stage: Stage) -> list[str]:
+        """Let a case happen and mend what it struck; return what is wrong afterwards."""
+        problems = []
+        try:
+            case.run(stage)
+        except (AssertionError, OSError, ValueError, subprocess.SubprocessError) as error:
+            problems.append(f"{type(error).__name__}: {error}")
+        for deploy in stage.deploys:
+            if deploy.process.poll() is None:
+                deploy.kill()
+        while stage.undo:
+            try:
+                stage.mend()
+            except (AssertionError, OSError, subprocess.SubprocessError) as error:
+                problems.append(f"what was struck cannot be mended: {error}")
+        return problems + stage.judge()
+
+    @property
+    def seconds(self) -> float:
+        """Return how long it has lasted."""
+        return time.monotonic() - self.began
+
+    def make_whole(self) -> None:
+        """Mend whatever a case has left, by a deploy of the base, or else by a fresh fleet."""
+        if self.count:
+            for host in (*hosts.GPU_HOSTS, "edge", "control"):
+                for verb in ("thaw", "poweron", "mend"):
+                    with contextlib.suppress(AssertionError):
+                        hosts.verb(verb, host)
+            self.fleet.git("reset", "-q", "--hard")
+            self.count += 1
+            self.fleet.name_release(f"r{self.count}")
+            self.fleet.commit("Start again")
+            again = self.fleet.play("deploy.yml", log=self.folder / f"again-{self.count}.log")
+            if again.wait() == 0:
+                self.is_whole = True
+                return
+        self.fleet.up(self.folder / f"up-{self.count}.log")
+        self.is_whole = True

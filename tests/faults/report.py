@@ -1,0 +1,98 @@
+"""Writes docs/faults.md from what a run has seen."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tests.faults.cases import CASES
+from tests.faults.fleet import WORK
+from tests.faults.stage import Row
+
+PAGE = Path(__file__).resolve().parents[2] / "docs/faults.md"
+KEPT = WORK / "rows.json"
+INTRODUCTION = """\
+# What a fault comes to
+
+Written by a run of the matrix ({when}, {cores} cores, {minutes:.0f} minutes); do not edit.
+`make scenarios` runs all of it, `make test` the most telling cases. The hosts are the rehearsal's,
+and everything on them is real: `deploy.yml`, its roles and gates, systemd, sshd, HAProxy,
+Prometheus. *light* is the engine of [`rehearsal/light`](../rehearsal/light) in SGLang's place, so
+that a rollout takes a minute; *real* is SGLang on CPUs. The faults stand in
+[`tests/faults/cases.py`](../tests/faults/cases.py), each a few lines.
+
+While a case runs, a probe asks the entry five times a second (SGLang: once). After **every** case
+that has been run, this was true; one that has not says so:
+
+- no answer had two releases behind it (the light engine names the release of router, prefill and
+  decode in each answer; with the real one, hosts and entry are looked at instead);
+- no request failed, but those sent to a cell that the fault itself had taken down;
+- the fleet ran `last_good`, or the new release with every gate passed; what a dead run had left
+  split was reported by the next run, and repaired;
+- the ledger could be read, and every rollout in it had an end;
+- both cells answered a plain request, and nothing was left running, mounted, locked or undecided.
+
+*Seconds* are from the strike until both cells serve one release again: by the hosts alone, by the
+struck run, or by the next one, whichever the case is about. A next run starts at once here; a
+person takes longer. They were measured on a machine that did other work too.
+"""
+HEADER = (
+    "| fault | strikes at | ends with | seconds | asked | failed | engine |\n"
+    "| --- | --- | --- | ---: | ---: | ---: | --- |"
+)
+COUNTS = ("requests", "failed")
+NOTES = """\
+## What is simulated
+
+- All hosts share this machine's kernel and its clock: a jump of the clock is what the host's own
+  Python programs see, not what the kernel does.
+- A cable that is out, a frozen host and a power failure are those of network namespaces and control
+  groups; the disk of a host that loses power loses nothing that was written.
+- There is no GPU, so nothing holds GPU memory; a port that stays taken stands in for it.
+"""
+
+
+def write(rows: Iterable[Row], seconds: float) -> None:
+    """Keep the rows, in place of older ones of the same cases, and write the page.
+
+    Parameters
+    ----------
+    seconds
+        How long the run lasted that these rows come from.
+    """
+    kept = json.loads(KEPT.read_text()) if KEPT.exists() else {"rows": {}, "seconds": {}}
+    for row in rows:
+        kept["rows"][f"{row.engine} {row.name}"] = row._asdict()
+        kept["seconds"][row.engine] = seconds
+    KEPT.write_text(json.dumps(kept))
+    known = {name: Row(**row) for name, row in kept["rows"].items()}
+    PAGE.write_text(page(known, sum(kept["seconds"].values())))
+
+
+def page(rows: dict[str, Row], seconds: float) -> str:
+    """Return the text of the page; a case that has not been run yet stands there as such."""
+    introduction = INTRODUCTION.format(
+        when=datetime.now(UTC).strftime("%d %b %Y"), cores=os.cpu_count(), minutes=seconds / 60
+    )
+    known = {f"light {case.name}": (case.fault, case.phase) for case in CASES.values()}
+    known |= {name: (row.fault, row.phase) for name, row in rows.items()}
+    lines = []
+    for name, (fault, phase) in known.items():
+        row = rows.get(name)
+        if row is None:
+            lines.append(f"| {fault} | {phase} | not run yet | | | | light |")
+        else:
+            lines.append(
+                f"| {fault} | {phase} | {row.end} | {row.seconds:.0f} | {row.requests} "
+                f"| {row.failed} | {row.engine} |"
+            )
+    asked, failed = (sum(getattr(row, key) for row in rows.values()) for key in COUNTS)
+    total = (
+        f"{len(rows)} cases were run, with {asked} requests, of which {failed} failed; half of the "
+        f"cases were over within {statistics.median(row.seconds for row in rows.values()):.0f} s."
+    )
+    return "\n".join([introduction, HEADER, *lines, "", total, "", NOTES])

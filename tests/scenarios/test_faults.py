@@ -1,0 +1,33 @@
+"""Every fault at every phase where it can strike, with the light engine: docs/faults.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.faults import hosts, report
+from tests.faults.cases import CASES
+from tests.faults.fleet import WORK, Fleet
+from tests.faults.night import Night
+
+
+@pytest.fixture(scope="module")
+def night(alone: None) -> Iterator[Night]:
+    """Boot one fleet for all cases; take it down whatever happens."""
+    try:
+        yield Night(Fleet("light"), WORK / "scenarios")
+    finally:
+        hosts.verb("down")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_fleet_comes_back(night: Night, name: str) -> None:
+    """Whatever strikes, the fleet ends whole, on one release, and nobody saw two."""
+    night.perform(CASES[name])
+
+
+def test_the_matrix_is_written(night: Night) -> None:
+    """A whole run, and nothing less, writes docs/faults.md."""
+    assert [row.name for row in night.rows] == list(CASES)
+    report.write(night.rows, night.seconds)

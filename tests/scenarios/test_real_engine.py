@@ -1,0 +1,59 @@
+"""Bad merges and the most telling faults with SGLang itself, all on one kept fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from rehearsal import run as rehearsal
+from tests.faults import hosts, report
+from tests.faults.cases import CASES, Case
+from tests.faults.fleet import WORK, Fleet
+from tests.faults.night import Night
+from tests.faults.stage import LAST_GOOD, Stage
+
+FAULTS = [name for name, case in CASES.items() if case.is_for_real]
+BAD_MERGES = rehearsal.scenarios()
+
+
+@pytest.fixture(scope="module")
+def night(alone: None) -> Iterator[Night]:
+    """Boot one fleet for all cases; take it down whatever happens."""
+    try:
+        yield Night(Fleet("real"), WORK / "real")
+    finally:
+        hosts.verb("down")
+
+
+def merge_badly(name: str, stage: Stage) -> None:
+    """Merge what rehearsal/scenarios.yml says, judged by the window gates, and see it refused."""
+    spec = stage.fleet.read_spec()
+    spec.update(BAD_MERGES[name]["edit"])
+    spec["gates"]["select"] = ["readiness", "window"]
+    stage.fleet.write_spec(spec)
+    stage.fleet.commit(BAD_MERGES[name]["merge"])
+    stage.struck()
+    refused = stage.fails(stage.deploy())
+    assert refused.outcome in {"", "reverted"}, refused.reason
+    stage.take_back()
+
+
+@pytest.mark.parametrize("name", BAD_MERGES)
+def test_a_bad_merge_ends_with_the_old_release(night: Night, name: str) -> None:
+    """It is refused before anything moves, or its gates fail and the old release is back."""
+    said = BAD_MERGES[name]
+    words = f"merge: {said['merge']} ({rehearsal.edit_of(said)})"
+    night.perform(Case(name, words, "check, or gate", LAST_GOOD, lambda s: merge_badly(name, s)))
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_fleet_comes_back(night: Night, name: str) -> None:
+    """Whatever strikes, the fleet ends whole, on one release."""
+    night.perform(CASES[name])
+
+
+def test_the_matrix_is_written(night: Night) -> None:
+    """A whole run, and nothing less, adds its rows to docs/faults.md."""
+    assert [row.name for row in night.rows] == [*BAD_MERGES, *FAULTS]
+    report.write(night.rows, night.seconds)
