@@ -42,7 +42,9 @@ def main() -> int:
             print(f"{seed}: {report['verdict']}, {report['seconds']:.0f} s. {report['next']}")
             sys.stdout.flush()
     bound = (
-        f"; fewer than {3 / done:.1%} alarms, with 95 % confidence" if done > 3 and not alarms else ""
+        f"; fewer than {3 / done:.1%} alarms, with 95 % confidence"
+        if done > 3 and not alarms
+        else ""
     )
     print(f"{done} runs of {options.select}: {alarms} alarms{bound}")
     return 1 if alarms or not done else 0
