@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -16,41 +15,18 @@ import pytest
 from seatrial import release as releases
 from seatrial.cell import Cell, CellServer
 from seatrial.engine import Answer, Engine
+from seatrial.facts import Facts
 from seatrial.haystack import START, Layout, is_recalled
 from seatrial.host import Host
 from seatrial.release import Release, ReleasedServer
 from seatrial.thresholds import Identity
 from seatrial.verdict import InvalidMeasurementError, Recorder
 
-pytestmark = pytest.mark.identity
+pytestmark = [pytest.mark.identity, pytest.mark.each_launch]
 
+BACKENDS = ("attention_backend", "moe_runner_backend", "sampling_backend", "kv_cache_dtype")
+"""What SGLang resolves by hardware and model; another choice is another numeric result."""
 CURRENT_RELEASE = "/opt/seatrial/current/release.json"
-
-
-@dataclass
-class Facts:
-    """Facts that were compared, and the sentences about those that do not agree."""
-
-    compared: int = 0
-    wrong: list[str] = field(default_factory=list)
-
-    def agree(self, what: str, found: object, expected: object) -> None:
-        """Compare one fact and show both values if they differ."""
-        self.hold(found == expected, f"{what} is {found}, released is {expected}")
-
-    def hold(self, is_true: bool, otherwise: str) -> None:
-        """Count one fact, with the sentence to say if it is false."""
-        self.compared += 1
-        if not is_true:
-            self.wrong.append(otherwise)
-
-
-@pytest.fixture(scope="module")
-def release(cell: Cell) -> Release:
-    """Return the release that the cell should run."""
-    if cell.release is None:
-        raise InvalidMeasurementError("The cell file has no release to compare with.")
-    return cell.release
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +64,22 @@ def test_unit_files_are_the_released_ones(
     _assert_agreement(gate, facts, bounds)
 
 
+def test_model_on_every_host_is_the_released_revision(
+    gate: Recorder,
+    cell: Cell,
+    release: Release,
+    host_of: Callable[[CellServer], Host],
+    bounds: Identity,
+) -> None:
+    """The model's folder on every host holds the released revision, which no server tells."""
+    facts = Facts()
+    for server in {server.host: server for server in cell.engines}.values():
+        found = host_of(server).read(f"{release.model.path}/revision").strip()
+        facts.agree(f"revision of the model on {server.host}", found, release.model.revision)
+    measured, bound = facts.judge(gate, bounds.agreement_ratio_min)
+    assert measured >= bound
+
+
 def test_processes_run_released_arguments(
     gate: Recorder,
     cell: Cell,
@@ -118,6 +110,20 @@ def test_servers_report_released_configuration(
     for server in cell.with_roles("router"):
         found = sorted(connect(server.url).workers())
         facts.agree(f"workers of {server.label}", found, sorted(s.url for s in cell.engines))
+    _assert_agreement(gate, facts, bounds)
+
+
+def test_servers_derive_what_the_release_means(
+    gate: Recorder, cell: Cell, release: Release, connect: Callable[[str], Engine], bounds: Identity
+) -> None:
+    """What SGLang derives itself is what the release means: chunk, backends, environment."""
+    facts = Facts()
+    for server in cell.engines:
+        info = connect(server.url).server_info()
+        ranks = [dict(info), *(dict(state) for state in info.get("internal_states") or [])]
+        facts.hold(len(ranks) > 1, f"{server.label} tells nothing of its schedulers")
+        for state in ranks:
+            _compare_derived(facts, release, server, info, state)
     _assert_agreement(gate, facts, bounds)
 
 
@@ -197,9 +203,55 @@ def _compare_server_info(
         f"mode of {server.label}", mode, "null" if server.role == "combined" else server.role
     )
     flags = releases.flags_of(release.servers[server.role].argv)
-    for flag in ("context-length", "chunked-prefill-size", "mem-fraction-static"):
+    for flag in ("context-length", "mem-fraction-static"):
         found = info.get(flag.replace("-", "_"))
         facts.agree(f"{flag} of {server.label}", str(found), flags.get(flag))
+
+
+def _compare_derived(
+    facts: Facts,
+    release: Release,
+    server: CellServer,
+    info: dict[str, Any],
+    state: dict[str, Any],
+) -> None:
+    """Compare what a server, or one of its schedulers, made of its arguments and environment.
+
+    With DP attention each rank gets its share of the chunk (srt/arg_groups/parallel_hook.py divides
+    `chunked_prefill_size` by `attn_dp_size`). A backend that was asked for must be the one that
+    runs; what SGLang chose itself must be one choice. `env_vars` is SGLang's own environment after
+    it has changed it, and is there with SGLANG_EXPOSE_OWN_ENV_VARS=1.
+    """
+    released = release.servers[server.role]
+    flags = releases.flags_of(released.argv)
+    shares = int(flags.get("attn-dp-size") or 1)
+    if "enable-dp-attention" in flags:
+        shares = int(flags.get("dp-size") or flags.get("dp") or 1)
+    asked = int(flags.get("chunked-prefill-size", 0))
+    facts.agree(
+        f"chunk of {server.label} ({asked} over {shares} DP ranks)",
+        state.get("chunked_prefill_size"),
+        asked // shares,
+    )
+    for key in BACKENDS:
+        if key not in state:
+            continue
+        resolved, wanted = state[key], flags.get(key.replace("_", "-"), "auto")
+        if wanted != "auto":
+            facts.agree(f"{key} of {server.label}", resolved, wanted)
+        elif key in info:
+            facts.hold(
+                resolved == info[key],
+                f"{key} of {server.label} is {info[key]}, in one of its schedulers {resolved}",
+            )
+    own = state.get("env_vars")
+    if released.env.get("SGLANG_EXPOSE_OWN_ENV_VARS") == "1" and "launch_command" not in state:
+        facts.hold(isinstance(own, dict), f"{server.label} does not tell its own environment")
+    for name, value in released.env.items():
+        if isinstance(own, dict) and name in own:
+            facts.hold(
+                str(own[name]) == value, f"SGLang changed {name} of {server.label} by itself"
+            )
 
 
 def _compare_plugin(
@@ -259,15 +311,5 @@ def _json(text: object) -> dict[str, Any]:
 
 def _assert_agreement(gate: Recorder, facts: Facts, bounds: Identity) -> None:
     """Record which share of the facts agrees, and assert it."""
-    shown = facts.wrong[:6]
-    more = len(facts.wrong) - len(shown)
-    message = "; ".join(shown) + (f"; and {more} more" if more else "")
-    measured, bound = gate.record(
-        (facts.compared - len(facts.wrong)) / facts.compared if facts.compared else float("nan"),
-        at_least=bounds.agreement_ratio_min,
-        unit="of facts agree",
-        samples=facts.compared,
-        message=f"{len(facts.wrong)} of {facts.compared} differ: {message}." if message else "",
-        next_step="Deploy the release again; if it differs again, something else changes the host.",
-    )
+    measured, bound = facts.judge(gate, bounds.agreement_ratio_min)
     assert measured >= bound

@@ -11,7 +11,7 @@ from seatrial.engine import Engine, EngineError
 from seatrial.thresholds import Readiness
 from seatrial.verdict import Recorder
 
-pytestmark = pytest.mark.readiness
+pytestmark = [pytest.mark.readiness, pytest.mark.each_launch]
 
 
 def test_every_server_is_ready(

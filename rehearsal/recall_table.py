@@ -17,7 +17,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,11 +126,11 @@ class Cell:
 
 
 @contextmanager
-def server(python: Path, model: Path, row: Row) -> Iterator[None]:
+def server(python: Path, model: Path, row: Row, more: Sequence[str] = ()) -> Iterator[None]:
     """Start SGLang with one row's override, wait until it is ready, and end it afterwards."""
     override = json.dumps({"index_key_dtype": row.dtype, "index_topk": row.topk})
     command = [str(python), "-m", "sglang.launch_server", "--model-path", str(model)]
-    command += ["--host", "127.0.0.1", "--port", str(PORT), *ARGUMENTS]
+    command += ["--host", "127.0.0.1", "--port", str(PORT), *ARGUMENTS, *more]
     process = subprocess.Popen(
         [*command, "--json-model-override-args", override],
         env=os.environ | ENVIRONMENT,

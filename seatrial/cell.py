@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from seatrial.baseline import Baseline
 from seatrial.errors import SeatrialError
 from seatrial.memory import MemoryPlan
 from seatrial.release import Release
@@ -15,6 +16,10 @@ from seatrial.spec import ServingSpec
 
 Role = Literal["prefill", "decode", "combined", "router"]
 Url = Annotated[str, Field(pattern=r"^https?://[^\s/]+/?$")]
+
+
+BY_HAND = "By hand only a URL is known; a rollout knows it from its cell file (--cell-file)."
+"""Why a gate cannot look through a door that it needs."""
 
 
 class CellError(SeatrialError):
@@ -52,10 +57,23 @@ class CellServer(_Strict):
         return f"{self.role} on {self.host}"
 
 
+class Peer(_Strict):
+    """Another cell of the fleet: its router, and whether prefill and decode are one server."""
+
+    name: str
+    router_url: Url
+    engine_urls: list[Url]
+    is_combined: bool
+
+
 class Cell(_Strict):
     """One cell: the servers that serve together, and what they should be.
 
     By hand there may be only a URL; then release, spec and plan are None and ``servers`` is empty.
+
+    Attributes:
+        peers: the other cells of the fleet.
+        baseline: what the gates found on the last good release; None if nothing is known.
     """
 
     schema_: Annotated[Literal[1], Field(alias="schema")]
@@ -66,8 +84,10 @@ class Cell(_Strict):
     release: Release | None = None
     spec: ServingSpec | None = None
     plan: MemoryPlan | None = None
+    baseline: Baseline | None = None
     thresholds: str
     ssh_config: Path | None = None
+    peers: list[Peer] = []
 
     @property
     def engines(self) -> list[CellServer]:

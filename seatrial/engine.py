@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
-from dataclasses import dataclass
+from array import array
+from base64 import b64decode
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
 from http import HTTPStatus
+from itertools import pairwise
 from typing import Any, Self
 
 import requests
+import urllib3
 
 from seatrial.errors import SeatrialError
 
 CONNECT_SECONDS = 5.0
+PIECE_BYTES = 65536
+
+Message = tuple[str, str]
+"""Who speaks (user, assistant), and what."""
 
 _SECRET_FLAG = re.compile(r"(?i)^--\S*(key|token|secret|password)$")
 _SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)")
@@ -42,6 +53,10 @@ class Answer:
         cached_tokens: tokens of the prompt that came from the prefix cache; None if not told.
         finish_reason: "stop", "length", "abort", as the server says.
         seconds: from sending the request to its whole answer.
+        asked_tokens: tokens that the answer was asked for, at most or (``is_exact``) exactly.
+        is_exact: the model was not allowed to end by itself.
+        first_seconds: from sending the request to its first token; None unless streamed.
+        gap_seconds: between the tokens that followed, one number per token; empty unless streamed.
     """
 
     text: str
@@ -50,6 +65,10 @@ class Answer:
     cached_tokens: int | None
     finish_reason: str
     seconds: float
+    asked_tokens: int = 0
+    is_exact: bool = False
+    first_seconds: float | None = None
+    gap_seconds: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,8 +83,17 @@ class Sample:
 class Engine:
     """A server that speaks SGLang's HTTP API: an engine, its router, or an entry before them."""
 
-    def __init__(self, url: str, timeout_seconds: float, api_key: str | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        timeout_seconds: float,
+        api_key: str | None = None,
+        on_request: Callable[[], None] = lambda: None,
+        on_answer: Callable[[Answer], None] = lambda _answer: None,
+    ) -> None:
+        self._on_request = on_request
         self.url = url.rstrip("/")
+        self._on_answer = on_answer
         self._timeout = (CONNECT_SECONDS, timeout_seconds)
         self._session = requests.Session()
         self._session.trust_env = False  # a proxy of the operator's shell is not the users' door
@@ -90,18 +118,120 @@ class Engine:
         content = self._post("/generate", {"text": text, "sampling_params": sampling})
         seconds = time.monotonic() - start
         meta = _mapping(content).get("meta_info")
-        finish = _mapping(_mapping(meta).get("finish_reason")).get("type")
-        return self._answer("/generate", _mapping(content).get("text"), meta, finish, seconds)
+        answer = self._answer("/generate", _mapping(content).get("text"), meta, seconds)
+        return self._seen(replace(answer, asked_tokens=tokens, is_exact=is_exact))
 
-    def chat(self, message: str, tokens: int) -> Answer:
-        """Send one user message greedily and return the reply of at most ``tokens``.
+    def selected(
+        self, text: str, tokens: int, width: int
+    ) -> tuple[Answer, tuple[frozenset[int], ...]] | None:
+        """Continue ``text`` and return which entries the sparse attention saw, layer by layer.
+
+        Those of the prompt's last token, with which the answer begins. SGLang returns int32 of
+        (tokens - 1) x layers x ``width``, -1 where fewer were selected, for a server started with
+        ``--enable-return-indexer-topk``; None from a server that was not.
+
+        Raises:
+            EngineError: no answer, or a selection of another size.
+        """
+        sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
+        body = {"text": text, "sampling_params": sampling, "return_indexer_topk": True}
+        start = time.monotonic()
+        content = _mapping(self._post("/generate", body))
+        meta = _mapping(content.get("meta_info"))
+        answer = self._answer("/generate", content.get("text"), meta, time.monotonic() - start)
+        said = meta.get("indexer_topk")
+        if not isinstance(said, str):
+            return None
+        values = array("i", b64decode(said))
+        rows = answer.prompt_tokens + answer.completion_tokens - 1
+        layers, rest = divmod(len(values), rows * width)
+        if rest or not layers:
+            raise EngineRefusedError(
+                f"{self.url} returned {len(values)} selected entries, which is no multiple of "
+                f"{rows} tokens x {width}: it selects with another width"
+            )
+        first = (answer.prompt_tokens - 1) * layers * width
+        row = values[first : first + layers * width]
+        parts = (row[width * layer : width * (layer + 1)] for layer in range(layers))
+        return self._seen(answer), tuple(frozenset(part) - {-1} for part in parts)
+
+    def stream(
+        self, text: str, tokens: int, *, is_exact: bool = False, leave_after: int | None = None
+    ) -> Answer:
+        """Do what :meth:`generate` does, token by token, and time the tokens as they arrive.
+
+        Args:
+            text: what to continue.
+            tokens: how many tokens at most, or exactly.
+            is_exact: do not let the model end by itself.
+            leave_after: hang up after so many tokens, as a client does that went away; the answer
+                then has the finish reason "left".
+
+        Raises:
+            EngineError: no answer, an error status, or a stream that ended before it was whole.
+        """
+        sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": is_exact}
+        body = {"text": text, "sampling_params": sampling, "stream": True}
+        start = time.monotonic()
+        times: list[float] = []
+        seen = 0
+        last: dict[str, Any] = {}
+        for event in self._events("/generate", body):
+            now = time.monotonic() - start
+            last = event
+            count = _mapping(event.get("meta_info")).get("completion_tokens")
+            if isinstance(count, int) and count > seen:
+                before = times[-1] if times else now
+                # Tokens that came in one piece share the time since the piece before.
+                step = (now - before) / (count - seen)
+                times += [before + step * (index + 1) for index in range(count - seen)]
+                seen = count
+            if leave_after is not None and seen >= leave_after:
+                last = {**event, "meta_info": {**event["meta_info"], "finish_reason": None}}
+                break
+        answer = self._answer(
+            "/generate", last.get("text"), last.get("meta_info"), time.monotonic() - start
+        )
+        gaps = tuple(later - earlier for earlier, later in pairwise(times))
+        timed = replace(answer, asked_tokens=tokens, is_exact=is_exact, gap_seconds=gaps)
+        if leave_after is not None:
+            return replace(timed, finish_reason="left")
+        return self._seen(replace(timed, first_seconds=times[0] if times else None))
+
+    def _events(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield the events of a streamed answer as they arrive.
+
+        Raises:
+            EngineError: no answer, an error status or event, or an end without ``[DONE]``.
+        """
+        try:
+            with closing(self._request("POST", path, body, is_streamed=True)) as response:
+                self._checked(response)
+                for line in _lines(response):
+                    if line == b"data: [DONE]":
+                        return
+                    if line.startswith(b"data: "):
+                        event = _mapping(_decoded(line[6:]))
+                        if "error" in event or not event:
+                            said = str(event.get("error", "nothing that is JSON"))[:200]
+                            raise EngineRefusedError(f"{self.url}{path} streamed {said}")
+                        yield event
+        except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
+            raise EngineUnreachableError(
+                f"{self.url}{path} broke off its stream: {_reason(error)}"
+            ) from None
+        raise EngineUnreachableError(f"{self.url}{path} ended its stream before it was whole")
+
+    def chat(self, message: str | Sequence[Message], tokens: int) -> Answer:
+        """Send a user message, or a conversation, greedily; return the reply of at most ``tokens``.
 
         Raises:
             EngineError: no answer, an error status, or an answer without token counts.
         """
+        messages = [("user", message)] if isinstance(message, str) else message
         body = {
             "model": self.model(),
-            "messages": [{"role": "user", "content": message}],
+            "messages": [{"role": role, "content": text} for role, text in messages],
             "temperature": 0,
             "max_tokens": tokens,
         }
@@ -114,9 +244,10 @@ class Engine:
         usage = dict(_mapping(content.get("usage")))
         details = _mapping(usage.get("prompt_tokens_details"))
         usage.setdefault("cached_tokens", details.get("cached_tokens"))
-        finish = choice.get("finish_reason")
+        usage["finish_reason"] = choice.get("finish_reason")
         # A model that stops at once answers with null instead of an empty text.
-        return self._answer("/v1/chat/completions", text or "", usage, finish, seconds)
+        answer = self._answer("/v1/chat/completions", text or "", usage, seconds)
+        return self._seen(replace(answer, asked_tokens=tokens))
 
     def model(self) -> str:
         """Return the name under which the server serves its (first) model."""
@@ -166,8 +297,15 @@ class Engine:
         Raises:
             EngineError: no answer, or an error status.
         """
-        page = self._checked(self._request("GET", "/metrics")).text
-        return [sample for sample in parse_metrics(page) if sample.name == name]
+        return [sample for sample in self.all_metrics() if sample.name == name]
+
+    def all_metrics(self) -> list[Sample]:
+        """Return all samples on the server's own ``/metrics`` page.
+
+        Raises:
+            EngineError: no answer, or an error status.
+        """
+        return parse_metrics(self._checked(self._request("GET", "/metrics")).text)
 
     def _get_json(self, path: str) -> object:
         return self._json(self._checked(self._request("GET", path)))
@@ -175,12 +313,23 @@ class Engine:
     def _post(self, path: str, body: dict[str, Any]) -> object:
         return self._json(self._checked(self._request("POST", path, body)))
 
+    def _seen(self, answer: Answer) -> Answer:
+        """Show an answer to whoever looks at all of them."""
+        self._on_answer(answer)
+        return answer
+
     def _request(
-        self, method: str, path: str, body: dict[str, Any] | None = None
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        *,
+        is_streamed: bool = False,
     ) -> requests.Response:
+        self._on_request()
         try:
             return self._session.request(
-                method, f"{self.url}{path}", json=body, timeout=self._timeout
+                method, f"{self.url}{path}", json=body, timeout=self._timeout, stream=is_streamed
             )
         except requests.Timeout:
             raise EngineUnreachableError(
@@ -194,6 +343,11 @@ class Engine:
     def _checked(self, response: requests.Response) -> requests.Response:
         if response.ok:
             return response
+        if response.status_code in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
+            raise EngineRefusedError(
+                f"{response.url} answered {response.status_code}: it wants another API key; "
+                "name the file that holds it with --api-key-file"
+            )
         said = " ".join(response.text.split())[:200]
         raise EngineRefusedError(f"{response.url} answered {response.status_code}: {said}")
 
@@ -206,10 +360,9 @@ class Engine:
             ) from None
         return content
 
-    def _answer(
-        self, path: str, text: object, counts: object, finish: object, seconds: float
-    ) -> Answer:
+    def _answer(self, path: str, text: object, counts: object, seconds: float) -> Answer:
         usage = _mapping(counts)
+        finish = usage.get("finish_reason")
         prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
         if (
             not isinstance(text, str)
@@ -223,7 +376,7 @@ class Engine:
             prompt_tokens=prompt,
             completion_tokens=completion,
             cached_tokens=cached if isinstance(cached, int) else None,
-            finish_reason=str(finish),
+            finish_reason=str(finish.get("type") if isinstance(finish, dict) else finish),
             seconds=seconds,
         )
 
@@ -244,6 +397,12 @@ def launch_command(info: dict[str, Any]) -> str:
     return " ".join(shown) or "unknown"
 
 
+def model_override(info: dict[str, Any]) -> dict[str, Any]:
+    """Return what a server's ``/server_info`` says was changed in the model's configuration."""
+    said = info.get("json_model_override_args")
+    return said if isinstance(said, dict) else _mapping(_decoded(str(said).encode()))
+
+
 def parse_metrics(page: str) -> list[Sample]:
     """Return the samples of a page in Prometheus' text format; comments are left out."""
     samples = []
@@ -259,6 +418,23 @@ def parse_metrics(page: str) -> list[Sample]:
 def _unescaped(value: str) -> str:
     """Undo the escapes of a label value."""
     return re.sub(r"\\(.)", lambda found: "\n" if found[1] == "n" else str(found[1]), value)
+
+
+def _lines(response: requests.Response) -> Iterator[bytes]:
+    """Yield lines when they come; ``iter_lines`` would wait until a buffer is full."""
+    rest = b""
+    while piece := response.raw.read1(PIECE_BYTES):
+        *lines, rest = (rest + piece).split(b"\n")
+        yield from (line.rstrip(b"\r") for line in lines)
+
+
+def _decoded(text: bytes) -> object:
+    """Return the JSON value in ``text``, or None."""
+    try:
+        value: object = json.loads(text)
+    except ValueError:
+        return None
+    return value
 
 
 def _mapping(value: object) -> dict[str, Any]:

@@ -121,8 +121,9 @@ def ask_at_length(
     tokens: int,
     layout: Layout,
     attempts: int = 4,
+    tolerance: float = LENGTH_TOLERANCE,
 ) -> A:
-    """Send a haystack of ``tokens`` within one percent, as the *server* counts; return the answer.
+    """Send a haystack of ``tokens`` within ``tolerance``, as the *server* counts, and return it.
 
     Nobody here knows the server's tokenizer, so a prompt that misses its length is thrown away
     before its answer is looked at, and made again longer or shorter behind another opening.
@@ -133,21 +134,28 @@ def ask_at_length(
     """
     characters = ruler.characters(tokens, layout)
     counted: list[int] = []
+    short, long = 0, 40 * tokens
     for attempt in range(attempts):
         answer = send(build(seed, characters, layout, opening=attempt))
         counted.append(answer.prompt_tokens)
-        if abs(answer.prompt_tokens - tokens) <= LENGTH_TOLERANCE * tokens:
+        if abs(answer.prompt_tokens - tokens) <= tolerance * tokens:
             ruler.learned[tokens, len(layout.depths)] = characters
             return answer
         if answer.prompt_tokens < 1:
             break
         ruler.characters_per_token = characters / answer.prompt_tokens
+        if answer.prompt_tokens < tokens:
+            short = max(short, characters)
+        else:
+            long = min(long, characters)
         characters += round((tokens - answer.prompt_tokens) * ruler.characters_per_token)
-        characters = max(1, min(characters, 40 * tokens))
+        if not short < characters < long:  # or it would go to and fro between two lengths
+            characters = (short + long) // 2
+        characters = max(1, characters)
     seen = ", ".join(str(count) for count in counted)
     raise LengthError(
-        f"The prompt should have {tokens} tokens within 1 %; the server counted {seen}. "
-        "A server that truncates, or counts wrongly, cannot be measured."
+        f"The prompt should have {tokens} tokens within {100 * tolerance:.0f} %; the server "
+        f"counted {seen}. A server that truncates, or counts wrongly, cannot be measured."
     )
 
 
@@ -164,13 +172,20 @@ def build(seed: int, characters: int, layout: Layout, opening: int = 0) -> str:
     fixed = len(first) + len(layout.depths) * (len(NEEDLE) + 1) + len(QUESTION) + 3
     prose = _prose(draw, max(0, characters - fixed))
     for depth in sorted(layout.depths, reverse=True):
-        prose.insert(_sentence_at(prose, depth), NEEDLE)
+        prose.insert(sentence_at(prose, depth), NEEDLE)
     return f"{' '.join([first, *prose])}\n\n{QUESTION}"
 
 
-def is_recalled(answer: str) -> bool:
+def is_recalled(answer: str, secret: str = SECRET) -> bool:
     """Say whether the answer names the secret, and no other word that looks like a code."""
-    return set(_CODE.findall(answer)) == {SECRET}
+    return set(_CODE.findall(answer)) == {secret}
+
+
+def fresh_secret(draw: random.Random) -> str:
+    """Return a code of the shape of :data:`SECRET` that nobody has seen."""
+    letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    first, last = ("".join(draw.choices(letters, k=5)) for _ in range(2))
+    return f"{first}-{draw.randrange(10000):04d}-{last}"
 
 
 def _prose(draw: random.Random, characters: int) -> list[str]:
@@ -178,18 +193,18 @@ def _prose(draw: random.Random, characters: int) -> list[str]:
     sentences: list[str] = []
     left = characters
     while left > 0:
-        sentence = _sentence(draw)
-        if len(sentence) + 1 > left:
-            sentence = _shortened(sentence, left - 1)
-            if sentence:
-                sentences.append(sentence)
+        drawn = sentence(draw)
+        if len(drawn) + 1 > left:
+            drawn = _shortened(drawn, left - 1)
+            if drawn:
+                sentences.append(drawn)
             break
-        sentences.append(sentence)
-        left -= len(sentence) + 1
+        sentences.append(drawn)
+        left -= len(drawn) + 1
     return sentences
 
 
-def _sentence(draw: random.Random) -> str:
+def sentence(draw: random.Random) -> str:
     """Return one sentence of nine to eighteen words."""
 
     def thing() -> str:
@@ -212,7 +227,7 @@ def _shortened(sentence: str, characters: int) -> str:
     return f"{' '.join(words)}." if words else ""
 
 
-def _sentence_at(prose: Sequence[str], depth: float) -> int:
+def sentence_at(prose: Sequence[str], depth: float) -> int:
     """Return before which sentence the share ``depth`` of the characters has passed."""
     wanted = depth * sum(len(sentence) + 1 for sentence in prose)
     passed = 0

@@ -6,9 +6,12 @@ Values of environment variables leave the host only for the keys that were asked
 
 from __future__ import annotations
 
+import io
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -25,6 +28,11 @@ COMMAND_SECONDS = 30
 _PROPERTIES = "MainPID,NRestarts,FragmentPath,ExecStart,NeedDaemonReload"
 _ARGV = re.compile(r"argv\[\]=(.*?) ; ignore_errors=")
 _ENVIRONMENT_KEY = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
+_MEMORY_PROBLEMS = (
+    "out of memory|outofmemoryerror|oom-kill|oom_reaper|cannot allocate memory|bad_alloc"
+    "|scheduler hit an exception"
+)
+"""What torch, CUDA, the kernel and SGLang write (in lower case) when memory runs out."""
 _UNIT = re.compile(r"^[A-Za-z0-9:_.@-]+\.service$")
 
 
@@ -49,6 +57,45 @@ class UnitState:
     path: str
     command: str
     is_stale: bool
+
+
+class Followed(io.TextIOBase):
+    """Lines as they come, each with the time at which it came, on a clock that nobody sets.
+
+    Attributes:
+        is_over: the program ended before it was told to.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[tuple[float, str]] = []
+        self.is_over = False
+        self._rest = ""
+
+    def wait_for_line(self, seconds: float, where: str) -> None:
+        """Wait until the first line has come.
+
+        Raises:
+            HostError: none came in time.
+        """
+        deadline = time.monotonic() + seconds
+        while not self.lines:
+            if time.monotonic() > deadline:
+                raise HostError(
+                    f"{where}: the samples of its memory did not begin in {seconds:g} s"
+                )
+            time.sleep(0.05)
+
+    def writable(self) -> bool:
+        """Say that it takes text."""
+        return True
+
+    def write(self, text: str) -> int:
+        """Take a piece of output."""
+        *whole, self._rest = (self._rest + text).split("\n")
+        now = time.monotonic()
+        self.lines += [(now, line) for line in whole if line.strip()]
+        return len(text)
 
 
 class Host:
@@ -131,6 +178,17 @@ class Host:
             raise HostError(f"{self.name}: {unit} has no running process")
         return 1024 * sum(kib)
 
+    def memory_bytes(self, unit: str) -> int:
+        """Return the resident memory of the unit's processes now, in bytes; shared pages as above.
+
+        Raises:
+            HostError: the unit has no process.
+        """
+        kib = [int(word) for word in self._ask(memory_question(unit)).split()]
+        if not kib:
+            raise HostError(f"{self.name}: {unit} has no running process")
+        return 1024 * sum(kib)
+
     def gpu_memory_bytes(self, gpus: Sequence[int]) -> dict[int, int]:
         """Return the memory in use per GPU, in bytes. torch keeps what it once reserved."""
         lines = self._ask(gpu_memory_question(gpus)).splitlines()
@@ -141,18 +199,60 @@ class Host:
         """Return the digest of the kernels that are installed for the interpreter ``python``."""
         return self._ask(kernels_digest_question(python)).strip()
 
-    def _ask(self, question: str) -> str:
+    def now(self) -> int:
+        """Return the host's own clock, in whole seconds."""
+        return int(self._ask(clock_question()))
+
+    def memory_problems(self, unit: str, since: int) -> list[str]:
+        """Return the lines since ``since`` that tell of memory that ran out or of an engine's end.
+
+        The unit's own journal and the kernel's; ``since`` is on the host's own clock.
+        """
+        return self._ask(memory_problems_question(unit, since)).splitlines()
+
+    def self_test(self, python: str, seconds: float) -> str:
+        """Return what the kernels' self-test printed, run by the interpreter ``python``.
+
+        Raises:
+            HostError: it could not be run or did not end in time.
+        """
+        return self._ask(self_test_question(python), seconds)
+
+    @contextmanager
+    def follow(self, question: str) -> Iterator[Followed]:
+        """Read the lines of a question that goes on until the block ends.
+
+        The lines carry the time at which they came here. Closing the channel ends the program on
+        the host, which gets SIGPIPE at its next line; the questions for this end by themselves too.
+
+        Raises:
+            HostError: it did not start, or ended with an error status while it was read.
+        """
+        followed = Followed()
         try:
-            result = self._connection.run(
-                question, hide=True, in_stream=False, timeout=COMMAND_SECONDS
+            promise = self._connection.run(
+                question, hide=True, in_stream=False, asynchronous=True, out_stream=followed
             )
+        except (OSError, EOFError, paramiko.SSHException) as error:
+            raise HostError(
+                f"{self.name} cannot be reached by SSH: {error or type(error).__name__}"
+            ) from None
+        try:
+            yield followed
+        finally:
+            followed.is_over = promise.runner.process_is_finished
+            promise.runner.kill()
+            with suppress(Exception):  # that it was ended is no news
+                promise.join()
+
+    def _ask(self, question: str, seconds: float = COMMAND_SECONDS) -> str:
+        try:
+            result = self._connection.run(question, hide=True, in_stream=False, timeout=seconds)
         except UnexpectedExit as error:
             said = " ".join(error.result.stderr.split())[:200]
             raise HostError(f"{self.name}: `{question}` failed: {said or 'no message'}") from None
         except CommandTimedOut:
-            raise HostError(
-                f"{self.name}: `{question}` took longer than {COMMAND_SECONDS} s"
-            ) from None
+            raise HostError(f"{self.name}: `{question}` took longer than {seconds:g} s") from None
         except (OSError, EOFError, paramiko.SSHException) as error:
             raise HostError(
                 f"{self.name} cannot be reached by SSH: {error or type(error).__name__}"
@@ -202,10 +302,19 @@ def mapped_question(pid: int, folder: str) -> str:
 
 def peak_memory_question(unit: str) -> str:
     """Return the command that prints VmHWM, in KiB, of each process in the unit's control group."""
+    return _status_question(unit, "VmHWM")
+
+
+def memory_question(unit: str) -> str:
+    """Return the command that prints VmRSS, in KiB, of each process in the unit's control group."""
+    return _status_question(unit, "VmRSS")
+
+
+def _status_question(unit: str, key: str) -> str:
     name = _unit(unit).replace(".", "\\.")
     return (
         f"for group in $(grep -lsE '/{name}(/|$)' /proc/[0-9]*/cgroup); do "
-        "awk '/^VmHWM:/ {print $2}' \"${group%/cgroup}/status\"; done"
+        f"awk '/^{key}:/ {{print $2}}' \"${{group%/cgroup}}/status\"; done"
     )
 
 
@@ -213,6 +322,52 @@ def gpu_memory_question(gpus: Sequence[int]) -> str:
     """Return the command that prints ``index, MiB in use`` of each GPU."""
     indices = ",".join(str(int(gpu)) for gpu in gpus)
     return f"nvidia-smi --id={indices} --query-gpu=index,memory.used --format=csv,noheader,nounits"
+
+
+def gpu_watch_question(gpus: Sequence[int], seconds: int) -> str:
+    """Return the command that prints ``index, MiB used, MiB in all`` of each GPU, 6 times a second.
+
+    It ends by itself after ``seconds``.
+    """
+    indices = ",".join(str(int(gpu)) for gpu in gpus)
+    return (
+        f"timeout {int(seconds)} stdbuf -oL nvidia-smi --id={indices} "
+        "--query-gpu=index,memory.used,memory.total --format=csv,noheader,nounits -lms 150"
+    )
+
+
+def process_watch_question(unit: str, seconds: int) -> str:
+    """Return the command that prints the resident KiB of a unit's processes 5 times a second.
+
+    Shared pages count once per process, as in :func:`peak_memory_question`. It ends by itself.
+    """
+    name = _unit(unit).replace(".", "\\.")
+    return (
+        f"files=$(for group in $(grep -lsE '/{name}(/|$)' /proc/[0-9]*/cgroup); do "
+        'echo "${group%/cgroup}/status"; done); '
+        f"end=$(($(date +%s) + {int(seconds)})); "
+        'while [ -n "$files" ] && [ "$(date +%s)" -lt "$end" ]; do '
+        "awk '/^VmRSS:/ {kib += $2} END {print kib + 0}' $files || exit 0; sleep 0.1; done"
+    )
+
+
+def clock_question() -> str:
+    """Return the command that prints the host's clock in seconds since 1970."""
+    return "date +%s"
+
+
+def memory_problems_question(unit: str, since: int) -> str:
+    """Return the command that prints the lines of the journal that tell of memory running out."""
+    told = f"--since=@{int(since)} --no-pager --quiet --output=cat"
+    return (
+        f"{{ journalctl --unit={_unit(unit)} {told}; journalctl --dmesg {told}; }} "
+        f"| awk 'tolower($0) ~ /{_MEMORY_PROBLEMS}/' | cut -c 1-300 | tail -n 50"
+    )
+
+
+def self_test_question(python: str) -> str:
+    """Return the command that runs the kernels' self-test in a build and prints its findings."""
+    return f"{shlex.quote(python)} -I -B -m seatrial_kernels.selftest"
 
 
 def kernels_digest_question(python: str) -> str:

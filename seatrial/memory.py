@@ -34,6 +34,8 @@ _DEFAULT_RUNNING_REQUESTS = 256
 _PREFIX_TAILS_PER_REQUEST = 4
 _C4_RING, _C128_RING = 8, 128
 _INDEX_PAGE_ENTRIES = 64
+_TABLE_ALIGN = 64
+_STAGING_POOL_MIB = 4096
 
 # Estimates, to be replaced by measurements of the fleet's own cards.
 _CUDA_CONTEXT_BYTES = 1536 * MIB
@@ -141,6 +143,20 @@ class MemoryPlan(_Strict):
 
     schema_: Annotated[Literal[1], Field(alias="schema")] = 1
     roles: dict[str, RolePlan]
+    wider_bytes: dict[int, dict[str, int]] = {}
+    """What each role would need in all with a wider index_topk that the build supports."""
+
+    def cost_of(self, width: int) -> str:
+        """Return what a wider index_topk would cost on each device, in words."""
+        asked = self.wider_bytes.get(width)
+        if asked is None:
+            return f"The plan does not know what index_topk {width} would cost."
+        said = []
+        for role, total in asked.items():
+            more = total - self.roles[role].total_bytes
+            free = self.roles[role].device_bytes - self.roles[role].total_bytes
+            said.append(f"{_mib(more)} MiB more for {role}, of {_mib(free)} MiB free")
+        return f"index_topk {width} would cost {'; '.join(said)}."
 
     def table(self) -> str:
         """Return all tables."""
@@ -215,7 +231,17 @@ def plan(
     ]
     if problems:
         raise MemoryPlanError("\n\n".join(problems))
-    return predicted
+    wider = {
+        width: {
+            role: one.total_bytes
+            for role, one in predict(
+                spec.model_copy(update={"index_topk": width}), model_config, build, weights_bytes
+            ).roles.items()
+        }
+        for width in build.get("supported_index_topk", [])
+        if width > spec.index_topk
+    }
+    return predicted.model_copy(update={"wider_bytes": wider})
 
 
 def predict(
@@ -489,9 +515,17 @@ def _deepseek_v4_working(inputs: _Inputs) -> list[Row]:
 
     Index scores on sm_120 are not cut into row blocks (srt/layers/attention/dsv4/metadata.py,
     rows_per_chunk=None under the TileLang indexer): a chunk's rows x the context's entries x 4 B.
+    Selected entries are kept twice for each row of a chunk, as places in pages and in the request
+    (DSV4AttnMetadata.init_flashmla_related), and the tables of all 128-token entries and of all
+    pages are as wide as the context, not as the request (_init_compression_metadata_triton). A
+    transfer reads the KV pool itself, and its few metadata lie in host memory (MetadataBuffers in
+    srt/disaggregation/utils.py); only where prefill and decode differ in TP is there a staging pool
+    (SGLANG_DISAGG_STAGING_BUFFER, SGLANG_DISAGG_STAGING_POOL_SIZE_MB).
     """
     chunk, context = inputs.chunk, inputs.spec.context_length
-    entries = ceil(context / _PAGE_TOKENS) * _INDEX_PAGE_ENTRIES
+    pages = ceil(context / _PAGE_TOKENS)
+    entries = pages * _INDEX_PAGE_ENTRIES
+    tables = ceil(ceil(context / 128) / _TABLE_ALIGN) * _TABLE_ALIGN
     hidden, topk = inputs.number("hidden_size"), inputs.spec.index_topk
     streams = inputs.number("hc_mult")
     rows = [
@@ -506,6 +540,12 @@ def _deepseek_v4_working(inputs: _Inputs) -> list[Row]:
             bytes=2 * chunk * topk * 4,
             is_static=False,
             why=f"2 x chunk {chunk} x index_topk {topk} x 4 B",
+        ),
+        Row(
+            name="index tables",
+            bytes=chunk * (tables + pages) * 4,
+            is_static=False,
+            why=f"chunk {chunk} x ({tables} 128-token entries + {pages} pages) x 4 B",
         ),
         Row(
             name="activations",
@@ -530,6 +570,8 @@ def _deepseek_v4_working(inputs: _Inputs) -> list[Row]:
                 why="one layer's windows; SGLANG_OPT_SM120_DIRECT_SWA_KV=1 saves it",
             )
         )
+    if inputs.role != "combined":
+        rows.append(_transfer_buffers(inputs))
     if inputs.role != "prefill":
         rows.append(
             Row(
@@ -540,6 +582,19 @@ def _deepseek_v4_working(inputs: _Inputs) -> list[Row]:
             )
         )
     return rows
+
+
+def _transfer_buffers(inputs: _Inputs) -> Row:
+    """Return what the transfer needs beside the KV pool, on decode and prefill."""
+    env = inputs.server.env
+    is_staged = str(env.get("SGLANG_DISAGG_STAGING_BUFFER", "0")).lower() in {"1", "true"}
+    pool = int(env.get("SGLANG_DISAGG_STAGING_POOL_SIZE_MB", _STAGING_POOL_MIB))
+    return Row(
+        name="transfer buffers",
+        bytes=pool * MIB if is_staged else 0,
+        is_static=False,
+        why="staging pool" if is_staged else "none: sent from the KV cache itself",
+    )
 
 
 def _compressed_layers(inputs: _Inputs, ratio: int) -> int:

@@ -21,6 +21,9 @@ from seatrial.errors import SeatrialError
 
 REQUEST_SECONDS = 10
 POLL_SECONDS = 0.5
+CLOCK_SECONDS = 2.0
+CLOCK_SHARE = 0.02
+"""How far Prometheus' clock may run from ours over a load; a question to it takes time, too."""
 
 
 class PrometheusError(SeatrialError):
@@ -40,6 +43,61 @@ class Increase:
     amount: float
     series: int
     scrapes: int
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """What a histogram counted between two scrapes, all series together.
+
+    Attributes:
+        buckets: upper edge and how many observations were at or below it, edges rising; the last
+            edge is infinite.
+    """
+
+    buckets: tuple[tuple[float, float], ...]
+
+    @property
+    def count(self) -> float:
+        """How many observations there were."""
+        return self.buckets[-1][1]
+
+    def quantile(self, share: float) -> float:
+        """Return the value that ``share`` of the observations do not exceed, as Prometheus does.
+
+        Inside a bucket it is interpolated, so it is no finer than the buckets; above the highest
+        finite edge that edge is returned, which is less than the truth (histogram_quantile() in
+        Prometheus' promql/quantile.go).
+
+        Raises:
+            PrometheusError: there was no observation.
+        """
+        if not self.count > 0:
+            raise PrometheusError("a histogram has no observation in the load's window")
+        rank, lower_edge, below = share * self.count, 0.0, 0.0
+        for edge, count in self.buckets:
+            if count >= rank and count > below:
+                if math.isinf(edge):
+                    return lower_edge
+                return lower_edge + (edge - lower_edge) * (rank - below) / (count - below)
+            if not math.isinf(edge):
+                lower_edge = edge
+            below = count
+        return lower_edge
+
+
+@dataclass(frozen=True)
+class Window:
+    """What was measured over one load.
+
+    Attributes:
+        seconds: how long the load took, by a clock that nobody sets.
+        counters: each counter's growth.
+        histograms: what each histogram counted.
+    """
+
+    seconds: float
+    counters: dict[str, Increase]
+    histograms: dict[str, Histogram]
 
 
 class Prometheus:
@@ -86,10 +144,56 @@ class Prometheus:
         Raises:
             PrometheusError: no data, NaN, a counter that reset, or fewer than two scrapes.
         """
+        series = [values for _, values in self._window(selector, start, end)]
+        return grown(selector, series)
+
+    def histogram(self, selector: str, start: float, end: float) -> Histogram:
+        """Return what the ``..._bucket`` series of ``selector`` counted from ``start`` to ``end``.
+
+        Raises:
+            PrometheusError: as :meth:`increase`, or series without the label ``le``.
+        """
+        by_edge: dict[float, list[list[float]]] = {}
+        for labels, values in self._window(selector, start, end):
+            try:
+                edge = float(labels["le"])
+            except (KeyError, ValueError):
+                raise PrometheusError(f"{selector} is no histogram: it has no label le") from None
+            by_edge.setdefault(edge, []).append(values)
+        if not by_edge:
+            raise PrometheusError(f"Prometheus has no data for {selector} in the load's window")
+        if not math.isinf(max(by_edge)):
+            raise PrometheusError(f"{selector} lacks its last bucket, le=+Inf")
+        buckets = tuple((edge, grown(selector, by_edge[edge]).amount) for edge in sorted(by_edge))
+        if any(later[1] < earlier[1] for earlier, later in pairwise(buckets)):
+            raise PrometheusError(f"{selector} counts less in a wider bucket: scrapes were mixed")
+        return Histogram(buckets)
+
+    def lowest(self, selector: str, start: float, end: float) -> tuple[float, int]:
+        """Return the lowest value of a gauge's samples in a window, and how many there were.
+
+        Raises:
+            PrometheusError: no sample in the window, or NaN.
+        """
+        series = [values for _, values in self._window(selector, start, end)]
+        values = [value for each in series for value in each]
+        if not values or any(not math.isfinite(value) for value in values):
+            raise PrometheusError(f"Prometheus has no data for {selector} in the load's window")
+        return min(values), min(len(each) for each in series)
+
+    def _window(
+        self, selector: str, start: float, end: float
+    ) -> list[tuple[dict[str, str], list[float]]]:
+        """Return labels and values, in order of time, of each series between two moments."""
         seconds = math.ceil(end - start) + 1
         result = self._query(f"{selector}[{seconds}s]", at=end + 0.001)
-        series = [_values(entry, start, end) for entry in result if isinstance(entry, dict)]
-        return grown(selector, series)
+        found = []
+        for entry in result:
+            if isinstance(entry, dict):
+                labels = entry.get("metric")
+                told = {str(key): str(value) for key, value in (labels or {}).items()}
+                found.append((told, _values(entry, start, end)))
+        return found
 
     def _times(self, selector: str) -> list[list[float]]:
         result = self._query(f"{selector}[2m]")
@@ -148,35 +252,46 @@ def selector(metric: str, instances: Sequence[str]) -> str:
 
 def measured_load(
     prometheus: Prometheus,
-    selectors: dict[str, str],
+    counters: dict[str, str],
     load: Callable[[], float],
     scrape_seconds: float,
-) -> tuple[float, dict[str, Increase]]:
-    """Run a load between two scrapes and return its seconds and each counter's increase.
+    histograms: dict[str, str] | None = None,
+) -> Window:
+    """Run a load between two scrapes; return its seconds and what was counted meanwhile.
 
     The window opens with a scrape after the call and closes with a scrape after the load, both on
-    Prometheus' own clock, so nothing of the load is missed and nothing older is counted.
+    Prometheus' own clock, so nothing of the load is missed and nothing older is counted. The hosts'
+    clocks take no part; that Prometheus' clock ran as ours did is checked.
 
     Args:
         prometheus: who is asked.
-        selectors: a name of the caller's choice for each counter.
+        counters: the selector of each counter, by a name of the caller's choice.
         load: does the load, returns how many seconds it took.
         scrape_seconds: how long to wait for each scrape.
+        histograms: the selector of each histogram's buckets, by name.
 
     Raises:
         PrometheusError: the counters cannot be believed; see :meth:`Prometheus.increase`.
     """
+    wanted = histograms or {}
+    selectors = [*counters.values(), *wanted.values()]
     begin = prometheus.now()
-    for each in selectors.values():
+    for each in selectors:
         prometheus.wait_for_scrape(each, begin, scrape_seconds)
+    before, clock = prometheus.now(), time.monotonic()
     seconds = load()
-    end = prometheus.now()
-    closes = max(
-        prometheus.wait_for_scrape(each, end, scrape_seconds) for each in selectors.values()
+    end, passed = prometheus.now(), time.monotonic() - clock
+    if abs((end - before) - passed) > CLOCK_SECONDS + CLOCK_SHARE * passed:
+        raise PrometheusError(
+            f"the load took {passed:.1f} s here and {end - before:.1f} s by the clock of "
+            f"{prometheus.url}, which was set or stood still meanwhile"
+        )
+    closes = max(prometheus.wait_for_scrape(each, end, scrape_seconds) for each in selectors)
+    return Window(
+        seconds,
+        {name: prometheus.increase(each, begin, closes) for name, each in counters.items()},
+        {name: prometheus.histogram(each, begin, closes) for name, each in wanted.items()},
     )
-    return seconds, {
-        name: prometheus.increase(each, begin, closes) for name, each in selectors.items()
-    }
 
 
 def _values(entry: dict[str, object], start: float, end: float) -> list[float]:

@@ -208,10 +208,15 @@ class Rollout(_Strict):
 
 
 class Gates(_Strict):
-    """Which thresholds file judges, and which groups of gates run."""
+    """Which thresholds file judges, which groups of gates run, and over how many launches.
+
+    ``cold_launches`` is how often the cell is stopped and started again after its gates passed, and
+    asked what is marked ``each_launch``: some faults are there on one launch, not on the next.
+    """
 
     thresholds: Annotated[str, Field(pattern=r"^[a-z0-9.-]+$")]
     select: Annotated[list[str], Field(min_length=1)]
+    cold_launches: Annotated[int, Field(ge=0, le=20)]
 
 
 class ServingSpec(_Strict):

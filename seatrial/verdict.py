@@ -5,11 +5,16 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
+from seatrial.details import Details
 from seatrial.errors import SeatrialError
+
+BoundIs = Literal["min", "max"]
+"""Whether a bound is the least or the most that is allowed."""
+SIGNS: dict[BoundIs, str] = {"min": ">=", "max": "<="}
 
 
 class InvalidMeasurementError(SeatrialError):
@@ -39,15 +44,21 @@ class Recorder:
     say: Callable[[str], None]
     measured: float | None = None
     bound: float | None = None
+    bound_is: BoundIs = "min"
     unit: str = ""
     samples: int = 0
     message: str = ""
     next: str = ""
+    details: Details = field(default_factory=Details)
 
     @property
     def is_enough(self) -> bool:
-        """Whether what was measured reaches its bound; NaN and nothing do not."""
-        return self.measured is not None and self.bound is not None and self.measured >= self.bound
+        """Whether what was measured keeps its bound; NaN and nothing do not."""
+        if self.measured is None or self.bound is None:
+            return False
+        if self.bound_is == "max":
+            return self.measured <= self.bound
+        return self.measured >= self.bound
 
     def record(
         self,
@@ -64,18 +75,47 @@ class Recorder:
         Raises:
             InvalidMeasurementError: no number, or no sample: there is nothing to judge.
         """
-        self.measured, self.bound, self.unit = measured, at_least, unit
+        self.measured, self.bound, self.bound_is, self.unit = measured, at_least, "min", unit
         self.samples, self.message, self.next = samples, message, next_step
-        self.say(
-            f"{words(self.gate_id)}: measured {number(measured)} {unit}, "
-            f"bound >= {number(at_least)}, samples {samples}"
-        )
-        if message:
-            self.say(f"  {message}")
-        if not math.isfinite(measured) or samples < 1:
-            self.measured = None
-            raise InvalidMeasurementError(f"Measured {measured} from {samples} samples. {message}")
+        self._tell()
         return measured, at_least
+
+    def record_most(
+        self,
+        measured: float,
+        *,
+        at_most: float,
+        unit: str,
+        samples: int,
+        message: str = "",
+        next_step: str = "",
+    ) -> tuple[float, float]:
+        """Do the same for what must not be more: assert ``measured <= bound``.
+
+        Raises:
+            InvalidMeasurementError: no number, or no sample: there is nothing to judge.
+        """
+        self.measured, self.bound, self.bound_is, self.unit = measured, at_most, "max", unit
+        self.samples, self.message, self.next = samples, message, next_step
+        self._tell()
+        return measured, at_most
+
+    def _tell(self) -> None:
+        """Say what was recorded, and refuse it if it is no measurement."""
+        measured, bound = self.measured, self.bound
+        if measured is None or bound is None:
+            raise InvalidMeasurementError(f"Nothing was measured. {self.message}")
+        self.say(
+            f"{words(self.gate_id)}: measured {number(measured)} {self.unit}, "
+            f"bound {SIGNS[self.bound_is]} {number(bound)}, samples {self.samples}"
+        )
+        if self.message:
+            self.say(f"  {self.message}")
+        if not math.isfinite(measured) or self.samples < 1:
+            self.measured = None
+            raise InvalidMeasurementError(
+                f"Measured {measured} from {self.samples} samples. {self.message}"
+            )
 
     def seeds(self) -> Iterator[int]:
         """Yield a seed per prompt; they repeat when the run's seed is given again."""

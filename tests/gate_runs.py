@@ -19,6 +19,9 @@ from tests.standin import StandIn
 
 ROOT = Path(__file__).resolve().parents[1]
 CASE_A = "test_case_a_needle_at_start_of_5200_tokens_is_recalled"
+RATE = "test_load_generates_tokens_fast_enough"
+BY_URL = "readiness,window"
+"""The groups that a URL alone can answer."""
 ROLES = {"combined": {"port": 30002, "gpus": [], "args": {}, "env": {}}}
 
 
@@ -52,13 +55,33 @@ def run_gates(folder: Path, *arguments: str, gates: str = "gates/") -> Outcome:
     return Outcome(int(status), printed.getvalue(), found, folder / "junit.xml")
 
 
+def own_gate(folder: Path, body: str, before: str = "") -> str:
+    """Write a folder of gates with one gate of this body, under the project's own conftest.
+
+    ``before`` stands above the gate in its file: more gates, in the order in which they run.
+    """
+    gates = folder / "gates"
+    gates.mkdir()
+    (gates / "conftest.py").write_text((ROOT / "gates/conftest.py").read_text())
+    (gates / "thresholds").symlink_to(ROOT / "gates/thresholds")
+    (gates / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib\n")
+    head = f"import pytest\n\n{before}\n\n@pytest.mark.window\ndef test_own(gate):\n"
+    # A name of its own: importing caches by name, and these tests share a process.
+    holds = "    'It holds.'\n"
+    (gates / f"test_{folder.name}.py").write_text(f"{head}{holds}    {body}\n")
+    return str(gates)
+
+
 def thresholds(folder: Path, **sections: Any) -> str:
     """Write thresholds like the rehearsal's, but for the given keys, and return the file."""
     value = yaml.safe_load((ROOT / "gates/thresholds/rehearsal.yml").read_text())
     value["request_seconds"] = 5
-    value["throughput"] |= {"scrape_seconds": 1, "requests": 4}
+    value["throughput"] |= {"scrape_seconds": 1, "requests": 4, "repeats": 2}
+    value["liveness"] |= {"idle_seconds": 0.1, "burst_requests": 60, "burst_pause_seconds": 0.01}
+    value["liveness"] |= {"probe_interval_seconds": 0.05, "settle_seconds": 1}
+    value["kernels"] = {"seconds": 5, "passed_ratio_min": 1.0}
     for name, change in sections.items():
-        value[name] = value[name] | change if isinstance(change, dict) else change
+        value[name] = value[name] | change if change and isinstance(change, dict) else change
     path = folder / "own.yml"
     path.write_text(yaml.safe_dump(value))
     return str(path)
@@ -92,7 +115,7 @@ def cell_file(folder: Path, server: StandIn, select: list[str], **change: Any) -
             "revert_scope": "cell",
             "keep_releases": 3,
         },
-        "gates": {"thresholds": "rehearsal", "select": select},
+        "gates": {"thresholds": "rehearsal", "select": select, "cold_launches": 0},
     }
     value = {
         "schema": 1,

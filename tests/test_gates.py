@@ -12,20 +12,46 @@ import yaml
 
 from seatrial import report
 from seatrial.verdict import Verdict
-from tests.gate_runs import CASE_A, ROOT, cell_file, run_gates, thresholds
+from tests.gate_runs import (
+    BY_URL,
+    CASE_A,
+    RATE,
+    ROOT,
+    cell_file,
+    own_gate,
+    run_gates,
+    thresholds,
+)
 from tests.standin import serving
 
 
 def test_good_server_passes_by_hand(tmp_path: Path) -> None:
-    """A URL alone is enough; what needs a host or Prometheus is not applicable, with its reason."""
+    """A URL alone is enough for the groups that look through HTTP."""
     with serving() as server:
-        outcome = run_gates(tmp_path, "--url", server.url)
+        outcome = run_gates(tmp_path, "--url", server.url, "--select", BY_URL)
     assert outcome.status == 0, outcome.output
     assert outcome.report is not None
-    verdicts = {gate.group: gate.verdict for gate in outcome.report.gates}
-    assert verdicts["window"] is verdicts["readiness"] is Verdict.PASS
-    assert verdicts["identity"] is verdicts["memory"] is Verdict.NOT_APPLICABLE
-    assert "no Prometheus to ask" in outcome.gate("test_load_reads_prompts_fast_enough").message
+    assert {gate.group for gate in outcome.report.gates} == set(BY_URL.split(","))
+    assert {gate.verdict for gate in outcome.report.gates} == {Verdict.PASS}
+
+
+def test_what_a_url_cannot_answer_is_invalid(tmp_path: Path) -> None:
+    """By hand, what needs a host or Prometheus says so; the rest runs; and how to go on."""
+    select = "readiness,identity,window,throughput,memory"
+    own = thresholds(tmp_path)
+    with serving() as server:
+        outcome = run_gates(tmp_path, "--url", server.url, "--select", select, "--thresholds", own)
+    assert outcome.status == 2, outcome.output
+    assert outcome.report is not None
+    assert outcome.gate(CASE_A).verdict is Verdict.PASS
+    for gate, reason in {
+        "test_unit_files_are_the_released_ones": "There is no release to compare with.",
+        "test_load_reads_prompts_fast_enough": "There is no Prometheus to ask.",
+        "test_peak_memory_stays_within_plan": "There is no host to look at.",
+    }.items():
+        assert outcome.gate(gate).verdict is Verdict.INVALID
+        assert outcome.gate(gate).message.startswith(reason)
+    assert outcome.report.next.endswith(f"--select {BY_URL}")
 
 
 def test_good_cell_passes(tmp_path: Path) -> None:
@@ -42,7 +68,7 @@ def test_good_cell_passes(tmp_path: Path) -> None:
     assert outcome.status == 0, outcome.output
     assert outcome.report is not None
     assert {gate.group for gate in outcome.report.gates} == set(select)
-    assert {entry.group for entry in outcome.report.not_selected} == {"identity", "memory"}
+    assert not {entry.group for entry in outcome.report.not_selected} & set(select)
     case = outcome.gate(CASE_A)
     assert (case.measured, case.bound, case.samples, case.unit) == (1.0, 0.6, 5, "recall")
     rate = outcome.gate("test_load_generates_tokens_fast_enough")
@@ -55,7 +81,7 @@ def test_good_cell_passes(tmp_path: Path) -> None:
 def test_report_fits_a_terminal(tmp_path: Path) -> None:
     """The table stays below 100 columns, and ends with the sentence that decides."""
     with serving(sees_tokens=4096) as server:
-        run_gates(tmp_path, "--url", server.url)
+        run_gates(tmp_path, "--url", server.url, "--select", BY_URL)
     text = (tmp_path / "report.txt").read_text()
     assert max(len(line) for line in text.splitlines()) < 100
     assert text.startswith(f"Gates on cell {server.url}: FAIL")
@@ -65,7 +91,7 @@ def test_report_fits_a_terminal(tmp_path: Path) -> None:
 def test_server_that_forgets_fails(tmp_path: Path) -> None:
     """A needle beyond the server's sight fails case A alone, in every report."""
     with serving(sees_tokens=4096) as server:
-        outcome = run_gates(tmp_path, "--url", server.url)
+        outcome = run_gates(tmp_path, "--url", server.url, "--select", BY_URL)
     assert outcome.status == 1, outcome.output
     assert outcome.report is not None
     failed = [gate.id for gate in outcome.report.gates if gate.verdict is Verdict.FAIL]
@@ -94,7 +120,7 @@ def test_what_cannot_be_measured_is_invalid(
 ) -> None:
     """Right answers do not pass when it is not known what they answer."""
     with serving(**faults) as server:
-        outcome = run_gates(tmp_path, "--url", server.url)
+        outcome = run_gates(tmp_path, "--url", server.url, "--select", BY_URL)
     assert outcome.status == 2, outcome.output
     assert outcome.gate(CASE_A).verdict is Verdict.INVALID
     assert message in outcome.gate(CASE_A).message
@@ -106,7 +132,28 @@ def test_silent_server_fails_and_stops_the_run(tmp_path: Path) -> None:
     outcome = run_gates(tmp_path, "--url", "http://127.0.0.1:9")
     assert outcome.status == 1
     assert outcome.gate("test_own_request_is_answered").verdict is Verdict.FAIL
-    assert outcome.gate(CASE_A).message.startswith("Not measured, since the cell does not answer")
+    said = outcome.gate(CASE_A).message
+    assert said.startswith("Not measured, since every server is ready gave FAIL. On a cell that")
+
+
+@pytest.mark.parametrize("key", ["", "another"], ids=["no-key", "wrong-key"])
+def test_wrong_api_key_is_one_sentence(tmp_path: Path, key: str) -> None:
+    """A server that refuses us does not answer, and the sentence says what to give it."""
+    file = tmp_path / "key"
+    file.write_text(f"{key}\n")
+    given = ["--api-key-file", str(file)] if key else []
+    with serving(api_key="right") as server:
+        outcome = run_gates(tmp_path, "--url", server.url, "--select", BY_URL, *given)
+        file.write_text("right\n")
+        command = ["--url", server.url, "--select", "readiness", "--api-key-file", str(file)]
+        right = run_gates(tmp_path, *command)
+    assert outcome.status == 1, outcome.output
+    said = outcome.gate("test_own_request_is_answered").message
+    assert said.endswith(
+        "answered 401: it wants another API key; name the file that holds it with --api-key-file."
+    )
+    assert "Traceback" not in outcome.output
+    assert right.status == 0, right.output
 
 
 @pytest.mark.parametrize(
@@ -134,8 +181,8 @@ def test_metrics_that_cannot_be_believed_are_invalid(
         )
     assert outcome.status == 2, outcome.output
     assert outcome.report is not None
-    assert {gate.verdict for gate in outcome.report.gates} == {Verdict.INVALID}
-    assert message in outcome.report.gates[0].message
+    assert outcome.gate(RATE).verdict is Verdict.INVALID
+    assert message in outcome.gate(RATE).message
 
 
 def test_prometheus_that_is_gone_is_invalid(tmp_path: Path) -> None:
@@ -145,7 +192,7 @@ def test_prometheus_that_is_gone_is_invalid(tmp_path: Path) -> None:
         outcome = run_gates(tmp_path, "--cell-file", file, "--thresholds", thresholds(tmp_path))
     assert outcome.status == 2
     assert outcome.report is not None
-    assert "http://127.0.0.1:9 cannot be asked" in outcome.report.gates[0].message
+    assert "http://127.0.0.1:9 cannot be asked" in outcome.gate(RATE).message
 
 
 def test_rate_below_its_bound_fails(tmp_path: Path) -> None:
@@ -166,7 +213,10 @@ def test_rate_below_its_bound_fails(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"window": {"answer_tokns": 9}}, "window.answer_tokns: is not a key"),
-        ({"not_applicable": {"test_gone": "why"}}, "there is no gate named test_gone"),
+        (
+            {"not_applicable": {"test_gone": "why"}},
+            "The thresholds name test_gone; there is no such",
+        ),
         ({"window": None}, "have no section window"),
     ],
     ids=["misspelt-key", "misspelt-gate", "missing-section"],
@@ -175,7 +225,8 @@ def test_wrong_thresholds_are_invalid(tmp_path: Path, change: dict[str, Any], me
     """A gate does not judge by a default."""
     with serving() as server:
         own = thresholds(tmp_path, **change)
-        outcome = run_gates(tmp_path, "--url", server.url, "--thresholds", own)
+        command = ["--url", server.url, "--thresholds", own, "--select", "readiness,window"]
+        outcome = run_gates(tmp_path, *command)
     assert outcome.status == 2, outcome.output
     assert outcome.report is not None
     assert any(message in gate.message for gate in outcome.report.gates), outcome.output
@@ -291,23 +342,19 @@ def test_gate_that_forgets_to_assert_fails(tmp_path: Path) -> None:
     assert outcome.status == 1
 
 
-def own_gate(folder: Path, body: str) -> str:
-    """Write a folder of gates with one gate of this body, under the project's own conftest."""
-    gates = folder / "gates"
-    gates.mkdir()
-    (gates / "conftest.py").write_text((ROOT / "gates/conftest.py").read_text())
-    (gates / "thresholds").symlink_to(ROOT / "gates/thresholds")
-    (gates / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib\n")
-    head = "import pytest\n\n@pytest.mark.window\ndef test_own(gate):\n"
-    # A name of its own: importing caches by name, and these tests share a process.
-    (gates / f"test_{folder.name}.py").write_text(f"{head}    '''It holds.'''\n    {body}\n")
-    return str(gates)
-
-
 def test_command_line_gives_the_same_status(tmp_path: Path) -> None:
     """The role `gate` reads the exit status of a process."""
     with serving(sees_tokens=4096) as server:
-        command = [sys.executable, "-m", "pytest", "gates/", "--url", server.url]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "gates/",
+            "--url",
+            server.url,
+            "--select",
+            BY_URL,
+        ]
         done = subprocess.run(
             [*command, "--report-dir", str(tmp_path)],
             cwd=ROOT,

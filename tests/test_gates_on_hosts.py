@@ -1,149 +1,30 @@
-"""The gates that look at hosts: identity and memory, with the door's answers made up.
-
-A server is the stand-in; what its host says is a dictionary from question to answer.
-"""
+"""The gates that look at hosts: identity, memory and kernels, with the door's answers made up."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from seatrial import host
-from seatrial.host import Host, HostError
-from seatrial.report import GateResult
 from seatrial.verdict import Verdict
-from tests.gate_runs import cell_file, run_gates, thresholds
-from tests.standin import StandIn, serving
-
-UNIT = "sglang-combined.service"
-BUILD = "/opt/seatrial/builds/0123456789abcdef"
-PYTHON = f"{BUILD}/bin/python"
-LIMITS = "--context-length 32768 --chunked-prefill-size 32768 --mem-fraction-static 0.3"
-ARGV = [PYTHON, "-m", "sglang.launch_server", *LIMITS.split(), "--port", "30002"]
-ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "LISTED": "not to be printed"}
-RELEASE = {
-    "schema": 1,
-    "digest": "fedcba9876543210",
-    "commit": "c" * 40,
-    "build": "0123456789abcdef",
-    "sglang": "0.5.23",
-    "platform": "cpu",
-    "model": {"name": "stand-in", "path": "/models/m", "revision": "revision"},
-    "spec_sha256": "s" * 64,
-    "index_topk": 1024,
-    "index_key_dtype": "fp8_e4m3",
-    "patches": ["cpu_dsa"],
-    "kernels_sha256": "k" * 64,
-    "units": {UNIT: "u" * 64},
-    "servers": {"combined": {"argv": ARGV, "env": ENVIRONMENT, "port": 30002}},
-}
-PLAN = {
-    "schema": 1,
-    "roles": {
-        "combined": {
-            "role": "combined",
-            "rows": [{"name": "all", "bytes": 1000 * 1024**2, "is_static": True, "why": "test"}],
-            "static_limit_bytes": 2000 * 1024**2,
-            "device_bytes": 2000 * 1024**2,
-            "process_bytes": 500 * 1024**2,
-            "pool_tokens": 1,
-            "bytes_per_token": 1.0,
-        }
-    },
-}
-INFO = {
-    "version": "0.5.23",
-    "model_path": "/models/m",
-    "json_model_override_args": '{"index_key_dtype": "fp8_e4m3", "index_topk": 1024}',
-    "disaggregation_mode": "null",
-    "context_length": 32768,
-    "chunked_prefill_size": 32768,
-    "mem_fraction_static": 0.3,
-}
-LABELS = {
-    "patch": "cpu_dsa",
-    "rank": "0",
-    "digest": "0011223344556677",
-    "index_topk": "1024",
-    "index_key_dtype": "fp8_e4m3",
-    "allocated_width": "1024",
-}
-
-
-@dataclass
-class Situation:
-    """What server and host say; a test changes one of them."""
-
-    info: dict[str, Any] = field(default_factory=lambda: dict(INFO))
-    labels: dict[str, str] | None = field(default_factory=lambda: dict(LABELS))
-    release: dict[str, Any] = field(default_factory=lambda: dict(RELEASE))
-    unit_sha256: str = "u" * 64
-    main_pid: int = 7
-    command: str = " ".join(ARGV)
-    is_stale: str = "no"
-    mappings: int = 12
-    argv: list[str] = field(default_factory=lambda: list(ARGV))
-    environment: dict[str, str] = field(default_factory=lambda: dict(ENVIRONMENT))
-    peak_kib: str = "1048576\n262144\n"
-
-    def answers(self) -> dict[str, str]:
-        """Return the host's answer to each question that the gates have."""
-        lines = [f"{key}={value}\n" for key, value in sorted(self.environment.items())]
-        return {
-            host.read_question("/opt/seatrial/current/release.json"): json.dumps(self.release),
-            host.unit_question(UNIT): (
-                f"MainPID={self.main_pid}\nNRestarts=0\nFragmentPath=/units/u\n"
-                f"ExecStart={{ path=p ; argv[]={self.command} ; ignore_errors=no ; pid=0 }}\n"
-                f"NeedDaemonReload={self.is_stale}\n"
-            ),
-            host.mapped_question(7, BUILD): f"{self.mappings}\n",
-            host.sha256_question("/units/u"): f"{self.unit_sha256}  /units/u\n",
-            host.command_line_question(7): "".join(f"{word}\n" for word in self.argv),
-            host.environment_question(7, sorted(ENVIRONMENT)): "".join(lines),
-            host.kernels_digest_question(PYTHON): "0011223344556677\n",
-            host.peak_memory_question(UNIT): self.peak_kib,
-        }
-
-    def serve_as(self, server: StandIn) -> None:
-        """Let the stand-in say what the situation's server says."""
-        server.info = self.info
-        if self.labels is not None:
-            inner = ",".join(f'{key}="{value}"' for key, value in self.labels.items())
-            server.metrics = f"seatrial_plugin_info{{{inner}}} 1.0\n"
-
-
-Judge = Callable[[Situation, str], tuple[int, dict[str, GateResult], str]]
+from tests.situations import (
+    ARGV,
+    BUILD,
+    ENVIRONMENT,
+    INFO,
+    LABELS,
+    RELEASE,
+    Judge,
+    Situation,
+    judging,
+)
 
 
 @pytest.fixture
 def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Judge:
     """Return how to judge a situation by one group of gates."""
-
-    def judged(situation: Situation, group: str) -> tuple[int, dict[str, GateResult], str]:
-        answers = situation.answers()
-
-        def answer(door: Host, question: str) -> str:
-            if question not in answers:
-                raise HostError(f"{door.name}: a question that no gate should have: {question}")
-            return answers[question]
-
-        monkeypatch.setattr(Host, "_ask", answer)
-        with serving() as server:
-            situation.serve_as(server)
-            own = {"identity": {"probe_prompt_tokens": 100}, "memory": {"prompt_tokens": 500}}
-            file = cell_file(tmp_path, server, [group], release=RELEASE, plan=PLAN)
-            outcome = run_gates(
-                tmp_path, "--cell-file", file, "--thresholds", thresholds(tmp_path, **own)
-            )
-        assert outcome.report is not None
-        return outcome.status, {gate.id: gate for gate in outcome.report.gates}, outcome.output
-
-    return judged
+    return judging(tmp_path, monkeypatch)
 
 
 def test_right_server_is_the_release(judge: Judge) -> None:
@@ -221,6 +102,11 @@ def test_process_that_renames_itself_is_known_by_its_unit(judge: Judge) -> None:
             "environment LISTED of combined on a differs",
         ),
         (
+            {"revision": "0ther-one\n"},
+            "test_model_on_every_host_is_the_released_revision",
+            "revision of the model on a is 0ther-one, released is revision",
+        ),
+        (
             {"info": {**INFO, "version": "0.5.22"}},
             "test_servers_report_released_configuration",
             "SGLang of combined on a is 0.5.22, released is 0.5.23",
@@ -234,6 +120,44 @@ def test_process_that_renames_itself_is_known_by_its_unit(judge: Judge) -> None:
             {"info": {**INFO, "json_model_override_args": "{}"}},
             "test_servers_report_released_configuration",
             "index_topk of combined on a is None, released is 1024",
+        ),
+        (
+            {"info": {**INFO, "chunked_prefill_size": 8192}},
+            "test_servers_derive_what_the_release_means",
+            "chunk of combined on a (32768 over 1 DP ranks) is 8192, released is 32768",
+        ),
+        (
+            {"info": {**INFO, "internal_states": [{"chunked_prefill_size": 16384}]}},
+            "test_servers_derive_what_the_release_means",
+            "is 16384, released is 32768",
+        ),
+        (
+            {
+                "info": {
+                    **INFO,
+                    "attention_backend": "a",
+                    "internal_states": [
+                        {"chunked_prefill_size": 32768, "attention_backend": "b"},
+                    ],
+                }
+            },
+            "test_servers_derive_what_the_release_means",
+            "attention_backend of combined on a is a, in one of its schedulers b",
+        ),
+        (
+            {
+                "info": {
+                    **INFO,
+                    "internal_states": [
+                        {
+                            "chunked_prefill_size": 32768,
+                            "env_vars": {"SGLANG_USE_CPU_ENGINE": "0"},
+                        }
+                    ],
+                }
+            },
+            "test_servers_derive_what_the_release_means",
+            "SGLang changed SGLANG_USE_CPU_ENGINE of combined on a by itself",
         ),
         (
             {"info": {**INFO, "disaggregation_mode": "prefill"}},
@@ -275,26 +199,108 @@ def test_other_server_is_not_the_release(
     assert "another" not in output
 
 
-def test_peak_within_plan_passes(judge: Judge) -> None:
-    """Both processes' peaks together are compared with the plan and the processes' own memory."""
+def test_memory_within_plan_and_device_passes(judge: Judge) -> None:
+    """Peaks are compared with the plan, free memory with the device, on every rung."""
     status, gates, output = judge(Situation(), "memory")
     assert status == 0, output
+    peak = gates["test_peak_memory_stays_within_plan"]
+    assert (peak.measured, peak.unit) == (1500 - 1280, "MiB")
+    assert "peak 1280 MiB of 1500 planned (-15 %)" in peak.message
+    margin = gates["test_free_memory_keeps_its_margin_on_every_rung"]
+    assert margin.measured == 2500 - 1024
+    assert margin.samples >= 6
+    assert [point.x for point in margin.details.series[0].points] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("change", "gate", "verdict", "message"),
+    [
+        (
+            {"peak_kib": f"{1600 * 1024}\n"},
+            "test_peak_memory_stays_within_plan",
+            Verdict.FAIL,
+            "peak 1600 MiB of 1500 planned (+7 %)",
+        ),
+        (
+            {"used_kib": 2480 * 1024},
+            "test_free_memory_keeps_its_margin_on_every_rung",
+            Verdict.FAIL,
+            "1 x 500 tokens at once",
+        ),
+        (
+            {"peak_kib": ""},
+            "test_peak_memory_stays_within_plan",
+            Verdict.INVALID,
+            "has no running process",
+        ),
+        (
+            {"rate_hz": 1.5},
+            "test_free_memory_keeps_its_margin_on_every_rung",
+            Verdict.INVALID,
+            "sample",
+        ),
+        (
+            {"restarts_after": 1},
+            "test_long_prefills_do_not_end_a_server",
+            Verdict.FAIL,
+            "combined on a restarted",
+        ),
+        (
+            {"memory_lines": "torch.OutOfMemoryError: CUDA out of memory\n"},
+            "test_long_prefills_do_not_end_a_server",
+            Verdict.FAIL,
+            "OutOfMemoryError",
+        ),
+        (
+            {"faults": {"retracts": True}},
+            "test_long_prefills_are_all_answered",
+            Verdict.FAIL,
+            "retracted",
+        ),
+        (
+            {"faults": {"hides_metrics": True}},
+            "test_long_prefills_are_all_answered",
+            Verdict.INVALID,
+            "none of SGLang's metrics",
+        ),
+    ],
+    ids=["plan", "device", "silent", "rare", "restart", "journal", "retracted", "unmetered"],
+)
+def test_memory_that_runs_short_is_found(
+    judge: Judge, change: dict[str, Any], gate: str, verdict: Verdict, message: str
+) -> None:
+    """Each sign of memory that ran out, or could not be watched, has its own verdict."""
+    _, gates, output = judge(Situation(**change), "memory")
+    assert gates[gate].verdict is verdict, output
+    assert message in gates[gate].message
+
+
+def test_memory_that_ran_short_says_in_which_direction_to_go(judge: Judge) -> None:
+    """By how much the fraction must go down follows from how far the plan was off."""
+    _, gates, _ = judge(Situation(peak_kib=f"{1700 * 1024}\n"), "memory")
+    told = gates["test_peak_memory_stays_within_plan"].next
+    assert "mem_fraction_static must go down, not up: by at least 0.10" in told
+
+
+@pytest.mark.parametrize(
+    ("page", "verdict", "message"),
+    [
+        ('{"op": "topk", "case": "64", "ok": true, "message": ""}\n', Verdict.PASS, ""),
+        (
+            '{"op": "topk", "case": "64", "ok": false, "message": "3 of 64 values"}\n',
+            Verdict.FAIL,
+            "topk (64) on a: 3 of 64 values",
+        ),
+        ("Traceback: no module\n", Verdict.INVALID, "something else than its findings"),
+        ("", Verdict.INVALID, "tested nothing"),
+    ],
+    ids=["right", "wrong", "broken", "empty"],
+)
+def test_kernels_are_judged_by_their_self_test(
+    judge: Judge, page: str, verdict: Verdict, message: str
+) -> None:
+    """A self-test that fails or does not test is no pass."""
+    _, gates, output = judge(Situation(self_test=page), "kernels")
     (gate,) = gates.values()
-    assert (gate.measured, gate.unit) == (1500 - 1280, "MiB")
-
-
-def test_peak_beyond_plan_fails(judge: Judge) -> None:
-    """A plan that was too small is a failure that says in which direction to go."""
-    status, gates, output = judge(Situation(peak_kib=f"{1600 * 1024}\n"), "memory")
-    assert status == 1, output
-    (gate,) = gates.values()
-    assert "peak 1600 MiB of 1500 planned" in gate.message
-    assert "mem_fraction_static must go down, not up" in gate.next
-
-
-def test_server_without_processes_has_no_peak(judge: Judge) -> None:
-    """Nothing measured is not zero."""
-    status, gates, output = judge(Situation(peak_kib=""), "memory")
-    assert status == 2, output
-    (gate,) = gates.values()
-    assert "has no running process" in gate.message
+    assert gate.verdict is verdict, output
+    assert message in gate.message

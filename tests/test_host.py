@@ -90,3 +90,37 @@ def test_unreachable_host_is_one_sentence(tmp_path: Path) -> None:
     config.write_text("Host gpu-a\n  HostName 127.0.0.1\n  Port 9\n")
     with Host("gpu-a", config) as door, pytest.raises(HostError, match="cannot be reached by SSH"):
         door.read("/etc/hostname")
+
+
+def test_lines_are_kept_as_they_come() -> None:
+    """A line is whole when its end has come, wherever the pieces were cut."""
+    followed = host.Followed()
+    for piece in ("10\n2", "0\n", "", "3"):
+        followed.write(piece)
+    assert [line for _, line in followed.lines] == ["10", "20"]
+    with pytest.raises(HostError, match=r"unit: the samples of its memory did not begin in 0.1 s"):
+        host.Followed().wait_for_line(0.1, "unit")
+
+
+def test_memory_of_absent_unit_is_not_watched() -> None:
+    """There is nothing to sample, and the question ends at once."""
+    question = host.process_watch_question("sglang-no-such-unit.service", 60)
+    assert answered(question) == ""
+
+
+def test_memory_problems_are_found_in_both_journals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines of the unit and of the kernel that tell of memory come back, others do not."""
+    program = tmp_path / "journalctl"
+    program.write_text(
+        "#!/bin/sh\ncase $1 in\n"
+        "--unit=u.service) echo 'INFO ready'; echo 'torch.OutOfMemoryError: CUDA out of memory';;\n"
+        "--dmesg) echo 'Out of memory: Killed process 7 (python)';;\nesac\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert answered(host.memory_problems_question("u.service", 5)).splitlines() == [
+        "torch.OutOfMemoryError: CUDA out of memory",
+        "Out of memory: Killed process 7 (python)",
+    ]

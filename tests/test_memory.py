@@ -85,7 +85,7 @@ def serving_spec(platform: str, args: dict[str, Any], **change: Any) -> ServingS
             "revert_scope": "cell",
             "keep_releases": 3,
         },
-        "gates": {"thresholds": "rehearsal", "select": ["window"]},
+        "gates": {"thresholds": "rehearsal", "select": ["window"], "cold_launches": 0},
     }
     return spec.check(value | change)
 
@@ -162,6 +162,18 @@ def test_flash_index_scores_are_one_piece() -> None:
     """On sm_120 a chunk of 8192 rows at 128K context needs 1 GiB at once."""
     plan = memory.plan(production(), FLASH, {})
     assert row(plan, "index scores") == 1024 * MIB
+
+
+def test_flash_tables_are_as_wide_as_the_context() -> None:
+    """Each of 8192 rows names 1024 blocks of 128 tokens, 512 pages and 2 x 1024 picks."""
+    plan = memory.plan(production(), FLASH, {})
+    assert row(plan, "index tables") == 8192 * (1024 + 512) * 4
+    assert row(plan, "selected entries") == 2 * 8192 * 1024 * 4
+
+
+def test_transfer_needs_memory_only_where_it_is_staged() -> None:
+    """The KV cache is sent from where it lies, unless prefill and decode differ in TP."""
+    assert row(memory.plan(production(), FLASH, {}), "transfer buffers") == 0
 
 
 @pytest.mark.parametrize("dtype", ["fp8_e4m3", "bf16"])

@@ -39,6 +39,7 @@ def whole(*gates: GateResult) -> Report:
         seed=7,
         started="2026-11-29T14:00:00+00:00",
         seconds=12.3,
+        budget_seconds={"window": 45},
         server_arguments={"prefill": "python -m sglang.launch_server"},
         gates=list(gates),
         not_selected=[
@@ -70,7 +71,7 @@ def test_report_is_read_back(tmp_path: Path) -> None:
     """The JSON has its schema's number and gives the same report."""
     found = whole(result(Verdict.FAIL))
     found.write(tmp_path)
-    assert json.loads((tmp_path / "report.json").read_text())["schema"] == 1
+    assert json.loads((tmp_path / "report.json").read_text())["schema"] == 2
     assert report.read(tmp_path / "report.json") == found
 
 
@@ -86,7 +87,7 @@ def test_table_fits_and_explains() -> None:
     assert "PASS      good" in text
     assert "INVALID: unknown; unknown too" in text
     assert text.count("next: What to do.") == 2
-    assert "Not run, not selected by the spec: other." in text
+    assert "Not run, not selected by the spec: all 1 of memory." in text
 
 
 def test_last_sentence_names_gate_and_numbers() -> None:

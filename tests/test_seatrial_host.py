@@ -305,3 +305,19 @@ def test_node_exporter_is_told_what_runs_and_whether_it_is_decided(host: Host) -
     host("revert", "--alone")
     assert f'seatrial_release{{link="current",release="{OLD}"}} 1' in told()
     assert "seatrial_decision_pending 0" in told()
+
+
+def test_undecided_release_is_launched_again(host: Host) -> None:
+    """A cold launch stops and starts what is undecided, and nothing that is decided."""
+    host("arm", NEW, "60")
+    host("activate", NEW)
+    before = host.asked()
+    assert host("relaunch", NEW) == {"changed": True, "release": NEW}
+    words = host.asked().removeprefix(before).splitlines()
+    stopped = next(index for index, word in enumerate(words) if word.startswith("stop"))
+    started = next(index for index, word in enumerate(words) if word.startswith("start"))
+    assert stopped < started
+    host("confirm", NEW)
+    refused = host.call("relaunch", NEW)
+    assert refused.returncode == 1
+    assert "a release that is decided is not started again" in refused.stderr

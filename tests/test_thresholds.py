@@ -66,3 +66,40 @@ def test_missing_section_is_named() -> None:
     """A gate without thresholds says which section to add."""
     with pytest.raises(ThresholdsError, match="have no section memory"):
         thresholds.load(FOLDER, "any-server").section("memory")
+
+
+@pytest.mark.parametrize(("fleet", "seconds"), [("rehearsal", 90), ("production", 600)])
+def test_selected_groups_fit_their_time(repository: Path, fleet: str, seconds: float) -> None:
+    """What a rollout runs by default has a budget for each group, and together they fit."""
+    spec = yaml.safe_load(
+        (repository / f"inventory/{fleet}/group_vars/all/serving_spec.yml").read_text()
+    )["serving_spec"]
+    budget = thresholds.load(FOLDER, spec["gates"]["thresholds"]).budget_seconds
+    assert sum(budget[group] for group in spec["gates"]["select"]) <= seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("window:", "the key window stands twice"),
+        ("critical: {readiness: ''}", "the key critical stands twice"),
+        ("answers: [", "should be YAML"),
+    ],
+)
+def test_key_that_stands_twice_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    """YAML would take the last one in silence."""
+    path = tmp_path / "mine.yml"
+    path.write_text((FOLDER / "rehearsal.yml").read_text() + f"\n{text}\n")
+    with pytest.raises(ThresholdsError, match=message):
+        thresholds.load(FOLDER, str(path))
+
+
+@pytest.mark.parametrize("day", ["soon", "2026-13-01", ""])
+def test_origin_has_a_day(tmp_path: Path, day: str) -> None:
+    """When the numbers were set is a day, not a word."""
+    value = yaml.safe_load((FOLDER / "any-server.yml").read_text())
+    value["origin"]["when"] = day
+    path = tmp_path / "mine.yml"
+    path.write_text(yaml.safe_dump(value))
+    with pytest.raises(ThresholdsError, match=r"origin\.when: should be a day like 2026-11-29"):
+        thresholds.load(FOLDER, str(path))

@@ -85,3 +85,13 @@ def test_seeds_repeat_with_the_run() -> None:
 
     assert first("test_a", 1) == first("test_a", 1)
     assert len({first("test_a", 1), first("test_b", 1), first("test_a", 2)}) == 3
+
+
+@pytest.mark.parametrize(("measured", "is_enough"), [(3.0, True), (4.0, True), (4.1, False)])
+def test_upper_bound_is_kept_from_below(measured: float, is_enough: bool) -> None:
+    """What must not be more than its bound is said and judged so."""
+    said: list[str] = []
+    recorder = Recorder("test_it", 1, said.append)
+    found, bound = recorder.record_most(measured, at_most=4.0, unit="ms", samples=2)
+    assert (found <= bound) is recorder.is_enough is is_enough
+    assert "bound <= 4, samples 2" in said[0]

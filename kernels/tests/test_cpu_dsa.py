@@ -11,6 +11,7 @@ import torch
 from seatrial_kernels.plugin import PatchError
 from seatrial_kernels.sparse_attention import reference
 from seatrial_kernels.sparse_attention.backend import CpuSparseAttention, IndexRows
+from seatrial_kernels.sparse_attention.capture import SelectionCapture
 from seatrial_kernels.sparse_attention.settings import (
     INDEX_DIM,
     KEY_BYTES,
@@ -221,3 +222,17 @@ def test_a_model_without_an_indexer_is_refused() -> None:
     del without.index_topk
     with pytest.raises(PatchError, match="no index_topk"):
         IndexSettings.of(without)
+
+
+def test_selections_are_kept_as_the_reference_makes_them() -> None:
+    """A server that is asked for selections returns, token by token, what each one saw."""
+    tokens = reference.GROUP * TOPK + 600
+    server = Server("fp32", tokens)
+    server.backend.capture = SelectionCapture(tokens + 7, TOPK)
+    server.run(0, tokens)
+    kept = server.backend.capture.host_cache.buffer[server.slots, 0]
+    visible = [(position + 1) // reference.GROUP for position in range(tokens)]
+    for position in (0, 3, 127, reference.GROUP * TOPK, tokens - 1):
+        row = set(kept[position].tolist()) - {-1}
+        assert len(row) == min(TOPK, visible[position]), position
+        assert row <= set(range(visible[position]))

@@ -12,7 +12,7 @@ from ansible.errors import AnsibleFilterError
 # The library of the same checkout, not one that happens to be installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from seatrial import controller, fleet_lock, host_program, ledger, memory, release, spec
+from seatrial import baseline, controller, fleet_lock, host_program, ledger, memory, release, spec
 from seatrial.errors import SeatrialError
 from seatrial.inventory_check import unknown_variables
 
@@ -190,6 +190,21 @@ def cell_file(
         for member in members.hosts()
         for role, server in releases[member].get("servers", {}).items()
     ]
+    peers = [
+        {
+            "name": other,
+            "router_url": router_url(value, other, addresses),
+            "engine_urls": [
+                f"http://{addresses[host]}:{found.server(role).port}"
+                for host in cell.hosts()
+                for role in cell.roles_of(host)
+                if role != "router"
+            ],
+            "is_combined": bool(cell.combined),
+        }
+        for other, cell in found.cells.items()
+        if other != name and all(host in addresses for host in cell.hosts())
+    ]
     judged["gates"]["select"] = list(select)
     return {
         "schema": 1,
@@ -205,7 +220,14 @@ def cell_file(
         "plan": plan,
         "thresholds": found.gates.thresholds,
         "ssh_config": ssh_config or None,
+        "peers": peers,
     }
+
+
+def last_good_baseline(ledger_file: str, cell: str, last_good: str) -> dict[str, Any] | None:
+    """Return what the gates found on the last good release, by this cell's newest passed run."""
+    found = baseline.of_ledger(ledger.read(Path(ledger_file)), cell, last_good)
+    return found.model_dump(mode="json") if found else None
 
 
 def problems(hosts: list[Any], fact: str) -> str:
@@ -287,6 +309,7 @@ class FilterModule:
                 lambda path, host: ledger.lines_of(ledger.read(Path(path)), host)
             ),
             "seatrial_cell_file": _told(cell_file),
+            "seatrial_baseline": _told(last_good_baseline),
             # Without unwrapping: a host's variables are many, and lazy for a reason.
             "seatrial_problems": problems,
             "seatrial_as_released": _told(as_released),

@@ -15,6 +15,7 @@ from sglang.srt.runtime_context import get_parallel
 from seatrial_kernels import selection
 from seatrial_kernels.plugin import PatchError
 from seatrial_kernels.sparse_attention import reference
+from seatrial_kernels.sparse_attention.capture import SelectionCapture
 from seatrial_kernels.sparse_attention.settings import (
     INDEX_DIM,
     IndexSettings,
@@ -33,6 +34,9 @@ ROWS = 256
 class CpuSparseAttention(TorchNativeAttnBackend):
     """Attention of a model whose configuration describes an indexer (see ``settings``)."""
 
+    capture: SelectionCapture | None = None
+    """What keeps the selections of every request, on a server that is asked to return them."""
+
     def __init__(self, model_runner: "ModelRunner") -> None:
         super().__init__(model_runner)
         config = model_runner.model_config.hf_config
@@ -46,11 +50,15 @@ class CpuSparseAttention(TorchNativeAttnBackend):
         self.projection = _projection(model_runner.model, self.settings, config.head_dim)
         # As in the CUDA backends, the width of this buffer is what limits a selection.
         self.selected = torch.empty((ROWS, self.settings.topk), dtype=torch.int64)
+        arguments = model_runner.server_args
+        if arguments.enable_return_indexer_topk:
+            slots = self.token_to_kv_pool.get_key_buffer(0).shape[0]
+            self.capture = SelectionCapture(slots, self.settings.topk)
         selection.declare(
             self.settings.topk,
             self.settings.key_dtype,
             rank=parallel.tp_rank,
-            arguments=model_runner.server_args,
+            arguments=arguments,
         )
         selection.allocated(self.selected.shape[1])
 
@@ -77,6 +85,8 @@ class CpuSparseAttention(TorchNativeAttnBackend):
         self.token_to_kv_pool.set_kv_buffer(layer, where, k, v)
         ends = forward_batch.seq_lens.tolist()
         new = [1] * len(ends) if mode.is_decode() else forward_batch.extend_seq_lens.tolist()
+        if self.capture is not None:
+            self.capture.begin(forward_batch.out_cache_loc)
         queries = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim).split(new)
         outputs = [
             self._attend(request_queries, request, end, layer)
@@ -103,6 +113,7 @@ class CpuSparseAttention(TorchNativeAttnBackend):
         # While a prompt's entries are no more than topk, its attention is dense.
         dense = 0 if start else min(end, reference.GROUP * (self.settings.topk + 1) - 1)
         if dense:
+            self._keep(None, torch.arange(dense))
             output[:dense] = reference.attention(
                 queries[:dense], keys[:dense], values[:dense], None, layer.scaling
             )
@@ -112,16 +123,28 @@ class CpuSparseAttention(TorchNativeAttnBackend):
             length = start + row + len(block)
             if stored is None or length // reference.GROUP <= self.settings.topk:
                 allowed = torch.arange(length) <= positions[:, None]
+                self._keep(None, positions)
             else:
                 visible = stored[: length // reference.GROUP]
                 scores = reference.index_scores(block, self.projection, visible)
                 selected = self.selected[: len(block)]
                 reference.select_entries(scores, positions, out=selected)
                 allowed = reference.allowed_tokens(selected, positions, length)
+                self._keep(selected, positions)
             output[row : row + ROWS] = reference.attention(
                 block, keys[:length], values[:length], allowed, layer.scaling
             )
         return output
+
+    def _keep(self, selected: torch.Tensor | None, positions: torch.Tensor) -> None:
+        """Keep a selection [R, topk] for who asked for it; None is every complete entry."""
+        if self.capture is None:
+            return
+        if selected is None:
+            selected = torch.arange(self.settings.topk).expand(len(positions), -1)
+            visible = reference.visible_entries(positions)[:, None]
+            selected = selected.masked_fill(selected >= visible, -1)
+        self.capture.keep(selected)
 
     def _store_new_entries(self, keys: torch.Tensor, slots: torch.Tensor, start: int) -> None:
         """Store the index keys of the entries that the tokens from ``start`` on complete."""

@@ -108,6 +108,20 @@ def activate(digest: str) -> dict:
     return {"changed": True, "release": digest, "previous": previous}
 
 
+def relaunch(digest: str) -> dict:
+    """Stop the undecided release and start it again, as cold as the first time."""
+    if name_of(CURRENT) != digest or pending().get("release") != digest:
+        raise HostError(
+            f"this host runs {name_of(CURRENT) or 'nothing'}, not an undecided {digest}; "
+            "a release that is decided is not started again for a trial"
+        )
+    stop_all()
+    systemctl("reset-failed", *units_of(CURRENT), check=False)
+    systemctl("start", "--no-block", *units_of(CURRENT))
+    note("launched again", release=digest)
+    return {"changed": True, "release": digest}
+
+
 def deactivate() -> dict:
     """Stop every unit and serve nothing: what a revert means before the first promotion."""
     previous = name_of(CURRENT)
