@@ -345,10 +345,12 @@ def batches(spec: ServingSpec) -> list[Batch]:
 def lease_seconds(spec: ServingSpec) -> int:
     """Return the seconds after which a rollout that holds the fleet lock is over for sure.
 
-    Each batch ends, or its hosts go back by themselves, within the dead man's time; reverting the
-    fleet at the end takes no longer than one more.
+    Each batch ends, or its hosts go back by themselves, within the dead man's time after its
+    requests have ended; reverting the fleet at the end takes no longer than one more.
     """
-    return (len(batches(spec)) + 1) * spec.rollout.dead_man_seconds
+    # Before the dead man's timer starts, requests end at the entry and then on the hosts.
+    batch = spec.rollout.dead_man_seconds + 2 * spec.timeouts.drain_seconds
+    return (len(batches(spec)) + 1) * batch
 
 
 def check_hosts(spec: ServingSpec, gpu_hosts: list[str]) -> None:

@@ -156,5 +156,38 @@ def test_a_split_fleet_is_told_cell_by_cell(
 def test_the_lock_is_asked_for_as_long_as_a_rollout_can_take(
     filters: ModuleType, plain: dict[str, Any]
 ) -> None:
-    """Two batches and the way back, each within the dead man's time."""
-    assert filters.lock_request(plain, "c")["seconds"] == 3 * plain["rollout"]["dead_man_seconds"]
+    """Two batches and the way back: requests end twice, then the dead man's time runs."""
+    batch = plain["rollout"]["dead_man_seconds"] + 2 * plain["timeouts"]["drain_seconds"]
+    assert filters.lock_request(plain, "c")["seconds"] == 3 * batch
+
+
+def test_a_cell_is_asked_where_its_release_serves(
+    filters: ModuleType, plain: dict[str, Any]
+) -> None:
+    """Not where git's next release would: a revert brings other ports and roles back."""
+    ports = {"gpu-a": {"prefill": 30100, "router": 8100}, "gpu-b": {"decode": 30101}}
+    releases = {
+        host: {
+            "index_topk": 1024,
+            "index_key_dtype": "bf16",
+            "units": {},
+            "servers": {role: {"port": port} for role, port in roles.items()},
+        }
+        for host, roles in ports.items()
+    }
+    found = filters.cell_file(
+        plain,
+        "gpu-a",
+        releases=releases,
+        addresses={host: host for host in HOSTS},
+        select=["readiness"],
+        plan=None,
+        prometheus_url="",
+        ssh_config="",
+    )
+    assert found["router_url"] == "http://gpu-a:8100"
+    assert {server["role"]: server["url"] for server in found["servers"]} == {
+        "prefill": "http://gpu-a:30100",
+        "decode": "http://gpu-b:30101",
+        "router": "http://gpu-a:8100",
+    }

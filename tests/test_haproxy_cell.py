@@ -276,11 +276,28 @@ def test_a_haproxy_that_is_down_is_one_sentence(entry: Entry) -> None:
     assert answer["msg"].endswith("start haproxy.service")
 
 
+def test_cells_that_move_at_once_all_keep_their_lines(entry: Entry) -> None:
+    """Each is read, changed and replaced by one at a time."""
+    with entry.running():
+        for _ in range(5):
+            entry.set("one", "closed")
+            entry.set("two", "closed")
+            cells = ("one", "two")
+            opening = [threading.Thread(target=entry.set, args=(cell, "open")) for cell in cells]
+            for thread in opening:
+                thread.start()
+            for thread in opening:
+                thread.join()
+            lines = (entry.folder / "open-cells.state").read_text().splitlines()
+            assert [line.split()[3] for line in lines[1:]] == ["one", "two"]
+
+
 def test_a_cell_whose_rollout_died_opens_when_its_hosts_agree(entry: Entry) -> None:
     """And stays open when HAProxy is restarted."""
     with entry.running(), hosts(runs("old"), runs("old")) as urls:
         entry.set("two", "open")
-        line = entry.set("one", "closed")["open_line"]
+        entry.set("one", "closed")
+        line = entry.set("one", "seen")["open_line"]
         done = entry.reopen(line, urls)
         assert done.returncode == 0, done.stderr
         assert done.stdout == "cell one is open: all its hosts run old\n"
@@ -306,7 +323,8 @@ def test_a_cell_that_does_not_agree_stays_closed(
 ) -> None:
     """One sentence says why; systemd tries again."""
     with entry.running(), hosts(*said, is_ready=is_ready) as urls:
-        line = entry.set("one", "closed")["open_line"]
+        entry.set("one", "closed")
+        line = entry.set("one", "seen")["open_line"]
         done = entry.reopen(line, urls)
         assert done.returncode == 1
         assert done.stderr.startswith("seatrial-entry reopen one: ")
@@ -318,7 +336,8 @@ def test_a_cell_that_does_not_agree_stays_closed(
 def test_a_host_that_does_not_answer_keeps_its_cell_closed(entry: Entry) -> None:
     """Nobody knows what it runs."""
     with entry.running(), hosts(runs("old")) as urls:
-        line = entry.set("one", "closed")["open_line"]
+        entry.set("one", "closed")
+        line = entry.set("one", "seen")["open_line"]
         done = entry.reopen(line, [*urls, f"http://127.0.0.1:{free_port()}"])
         assert done.returncode == 1
         assert entry.ask() == 503

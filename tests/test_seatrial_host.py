@@ -134,10 +134,10 @@ def test_a_rollout_that_lost_the_lock_changes_nothing(host: Host, verb: tuple[st
     host("lock", record("two"))
     before = host("status")
     done = host.call("--token", "one", *verb)
-    assert done.returncode == 1
+    assert done.returncode == 3
     assert "holds the fleet lock no longer (alice's rollout of c0ffee does)" in done.stderr
     assert host("status") == before
-    assert host.call("--token", "one", "holds").returncode == 1
+    assert host.call("--token", "one", "holds").returncode == 3
     assert host.call("--token", "two", "holds").returncode == 0
     assert host.call("--token", "two", "arm", NEW, "60").returncode == 0
 
@@ -187,6 +187,24 @@ def test_what_does_not_run_as_released_is_restarted(host: Host) -> None:
     assert host("status")["drift"] == {}
     kept = list((host.root / "state").glob("sglang-light.service-mine-*.conf"))
     assert [path.read_text() for path in kept] == ["[Service]\nNice=5\n"]
+
+
+def test_an_old_server_that_failed_while_stopping_takes_nothing_back(host: Host) -> None:
+    """Systemd starts the revert for it too; what counts is whether the new release has failed."""
+    host("arm", NEW, "60")
+    host("activate", NEW)
+    assert not host("revert", "--alone", "--if-failed")["changed"]
+    assert host("status")["current"] == NEW
+    stub = (host.root / "path/systemctl").read_text()
+    (host.root / "path/systemctl").write_text(stub.replace("State=active", "State=failed"))
+    assert host("revert", "--alone", "--if-failed")["release"] == OLD
+
+
+def test_a_broken_host_does_not_say_that_another_rollout_took_the_fleet(host: Host) -> None:
+    """Its exit status is another."""
+    host("lock", record("one"))
+    shutil.rmtree(host.root / "state")
+    assert host.call("--token", "one", "holds").returncode == 1
 
 
 def test_a_revert_that_fails_is_tried_again(host: Host) -> None:

@@ -176,16 +176,19 @@ def cell_file(
     found = spec.check(value)
     name = found.cell_of(host)
     members = found.cells[name]
+    merged = _merged(releases)
+    judged = as_released(found.model_dump(by_alias=True, mode="json"), releases)
+    # What runs says who serves what and where: what was reverted to may have other roles and ports.
     servers = [
         {
             "role": role,
             "host": member,
             "address": addresses[member],
-            "url": f"http://{addresses[member]}:{found.server(role).port}",
+            "url": f"http://{addresses[member]}:{server['port']}",
             "unit": release.UNITS[role],
         }
         for member in members.hosts()
-        for role in members.roles_of(member)
+        for role, server in releases[member].get("servers", {}).items()
     ]
     peers = [
         {
@@ -202,13 +205,14 @@ def cell_file(
         for other, cell in found.cells.items()
         if other != name and all(host in addresses for host in cell.hosts())
     ]
-    merged = _merged(releases)
-    judged = as_released(found.model_dump(by_alias=True, mode="json"), releases)
     judged["gates"]["select"] = list(select)
     return {
         "schema": 1,
         "name": name,
-        "router_url": router_url(value, name, addresses),
+        "router_url": next(
+            (server["url"] for server in servers if server["role"] == "router"),
+            router_url(value, name, addresses),
+        ),
         "servers": servers,
         "prometheus_url": prometheus_url,
         "release": merged,

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import fcntl
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
@@ -72,9 +75,13 @@ serving:
   description: The cells that are open and ready, by name.
   returned: when seen
   type: list
+router:
+  description: Where HAProxy looks for the cell's router now.
+  returned: when seen
+  type: str
 open_line:
-  description: The line of the state file with which the cell is open.
-  returned: when address and port are given
+  description: The line of the state file with which the cell is open there.
+  returned: when seen
   type: str
 """
 
@@ -132,6 +139,14 @@ def remembered(lines: list[str], cell: str, line: str | None) -> list[str]:
     return [STATE_FORMAT, *sorted([*others, *([line] if line else [])])]
 
 
+@contextlib.contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Let one at a time read and replace the state file: several cells may move at once."""
+    with path.with_name(f"{path.name}.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def write(path: Path, lines: list[str]) -> None:
     """Replace the state file in one step."""
     fresh = path.with_name(f".{path.name}.new")
@@ -180,31 +195,39 @@ def main() -> None:
         module.fail_json(msg=f"HAProxy does not answer on {admin} ({error}): start haproxy.service")
     if given["state"] == "seen":
         cells = serving(ask(admin, f"show stat {backend} 4 -1"))
-        module.exit_json(changed=False, drained_after_seconds=0.0, serving=cells)
+        address, port = now["srv_addr"], int(now["srv_port"])
+        module.exit_json(
+            changed=False,
+            drained_after_seconds=0.0,
+            serving=cells,
+            router=f"http://{address}:{port}",
+            open_line=open_line(backend, cell, address, port),
+        )
     state_file = Path(given["state_file"])
-    old_lines = state_file.read_text().splitlines() if state_file.exists() else []
-    line = open_line(backend, cell, given["address"], given["port"]) if given["address"] else ""
-    new_lines = remembered(old_lines, cell, line if opens else None)
-    is_open = not int(now["srv_admin_state"]) & FORCED_MAINTENANCE
-    is_elsewhere = opens and [now["srv_addr"], now["srv_port"]] != [
-        given["address"],
-        str(given["port"]),
-    ]
-    changed = is_open != opens or is_elsewhere or old_lines != new_lines
-    if module.check_mode:
-        module.exit_json(changed=changed, drained_after_seconds=0.0, open_line=line)
+    with alone(state_file):
+        old_lines = state_file.read_text().splitlines() if state_file.exists() else []
+        line = open_line(backend, cell, given["address"], given["port"]) if opens else None
+        new_lines = remembered(old_lines, cell, line)
+        is_open = not int(now["srv_admin_state"]) & FORCED_MAINTENANCE
+        is_elsewhere = opens and [now["srv_addr"], now["srv_port"]] != [
+            given["address"],
+            str(given["port"]),
+        ]
+        changed = is_open != opens or is_elsewhere or old_lines != new_lines
+        if module.check_mode:
+            module.exit_json(changed=changed, drained_after_seconds=0.0)
 
-    # Whatever is interrupted between the two steps leaves no more than a cell that closes again.
-    server_name = f"{backend}/{cell}"
-    if opens:
-        ask(admin, f"set server {server_name} addr {given['address']} port {given['port']}")
-        said = ask(admin, f"set server {server_name} state ready")
-        write(state_file, new_lines)
-    else:
-        write(state_file, new_lines)
-        said = ask(admin, f"set server {server_name} state maint")
-    if said:
-        module.fail_json(msg=f"HAProxy refused to make cell '{cell}' {given['state']}: {said}")
+        # What is interrupted between the two steps leaves no more than a cell that closes again.
+        server_name = f"{backend}/{cell}"
+        if opens:
+            ask(admin, f"set server {server_name} addr {given['address']} port {given['port']}")
+            said = ask(admin, f"set server {server_name} state ready")
+            write(state_file, new_lines)
+        else:
+            write(state_file, new_lines)
+            said = ask(admin, f"set server {server_name} state maint")
+        if said:
+            module.fail_json(msg=f"HAProxy refused to make cell '{cell}' {given['state']}: {said}")
     left, seconds = (
         (0, 0.0) if opens else await_idle(admin, backend, cell, given["drain_timeout_seconds"])
     )
@@ -213,7 +236,7 @@ def main() -> None:
             msg=f"{left} requests still run on cell '{cell}' after {seconds} s; it is closed, so "
             "no new ones enter: wait longer (entry_drain_timeout_seconds) or end them"
         )
-    module.exit_json(changed=changed, drained_after_seconds=seconds, open_line=line)
+    module.exit_json(changed=changed, drained_after_seconds=seconds)
 
 
 if __name__ == "__main__":

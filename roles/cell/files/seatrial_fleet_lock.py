@@ -15,6 +15,10 @@ LOCK = switch.STATE / "fleet_lock.json"
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
+class LockLostError(HostError):
+    """Another rollout holds the fleet lock, or nobody does."""
+
+
 def lock(record: str, instead_of: str) -> dict:
     """Take the lock, unless another rollout holds it; `instead_of` is a holder known to be dead.
 
@@ -45,7 +49,7 @@ def prove(token: str) -> None:
     found = holder()
     if found is None or found["token"] != token:
         by = f"{found['who']}'s rollout of {found['commit'][:12]}" if found else "nobody"
-        raise HostError(
+        raise LockLostError(
             f"this rollout holds the fleet lock no longer ({by} does), so it changes nothing more"
         )
 

@@ -34,9 +34,15 @@ class HostError(Exception):
 # --- back -----------------------------------------------------------------------------------
 
 
-def revert(reason: str, alone: bool) -> dict:
-    """Go back to last_good; `alone` says that the host does so by itself, not told by a rollout."""
+def revert(reason: str, alone: bool, if_failed: bool) -> dict:
+    """Go back to last_good.
+
+    `alone` says that the host does so by itself, not told by a rollout; `if_failed`, only if a unit
+    of the release has failed for good: the old one's may have, too, when it was stopped.
+    """
     good, running = name_of(LAST_GOOD), name_of(CURRENT)
+    if if_failed and "failed" not in [show(unit)["ActiveState"] for unit in units_of(CURRENT)]:
+        return {"changed": False, "release": running}
     if alone and not PENDING.exists():
         note("stays as it is", release=running, reason=f"{reason}, and its release is decided")
         return {"changed": False, "release": running}
@@ -72,6 +78,9 @@ def guard() -> dict:
         CURRENT.unlink(missing_ok=True)
     systemctl("daemon-reload")
     PENDING.unlink(missing_ok=True)
+    # This boot has planned the units of the other release; those of this one may be others.
+    if units_of(CURRENT):
+        systemctl("start", "--no-block", *units_of(CURRENT))
     return {"changed": True, "release": good}
 
 
@@ -169,7 +178,7 @@ def promote(digest: str) -> dict:
 
 def run(*words: str, check: bool = True) -> str:
     """Run a program; return what it printed."""
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
     if check and done.returncode:
         raise HostError(f"{' '.join(words[:4])}: {done.stderr.strip() or done.stdout.strip()}")
     return done.stdout
@@ -191,10 +200,11 @@ def show(unit: str) -> dict:
 
 
 def has_crashed(unit: str) -> bool:
-    """Whether the unit ended by itself, and was started again, since the release was armed."""
+    """Whether the unit ended by itself since the release was armed; not if that is decided."""
     found = show(unit)
     began = int(found["ActiveEnterTimestampMonotonic"]) / 1e6
-    is_old = found["ActiveState"] == "active" and began < pending().get("monotonic", 0.0)
+    armed = pending().get("monotonic", float("inf"))
+    is_old = found["ActiveState"] == "active" and began < armed
     return int(found["NRestarts"]) > 0 and not is_old
 
 
