@@ -95,7 +95,7 @@ def files_everywhere() -> dict[str, str]:
     state = sorted(
         f"{path} {path.stat().st_mtime}"
         for path in rehearsal.LEDGER.parent.rglob("*")
-        if path != DRIFT_REPORT
+        if path.is_file() and path != DRIFT_REPORT  # whose folder bears its time
     )
     return {**found, "control": "\n".join(state)}
 
