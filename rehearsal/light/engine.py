@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import re
+import sys
 import threading
 import time
 from typing import Any
@@ -113,7 +114,10 @@ class Engine:
     def info(self) -> dict[str, Any]:
         """Return what SGLang says of its own arguments."""
         said = {key: value for key, value in vars(self.given).items() if value is not None}
-        return {**said, "version": VERSION}
+        own = {name: value for name, value in os.environ.items() if name.startswith("SGLANG_")}
+        rank = {"chunked_prefill_size": self.given.chunked_prefill_size, "env_vars": own}
+        command = " ".join(sys.argv)
+        return {**said, "version": VERSION, "launch_command": command, "internal_states": [rank]}
 
     def metrics(self) -> str:
         """Return the page that Prometheus reads."""
