@@ -107,11 +107,14 @@ def test_a_split_fleet_is_found(
     assert f"the fleet ended with {NEW}" in seen._wrong_hosts()
 
 
-def test_the_dozen_has_one_of_each_kind() -> None:
-    """Controller, host, engine, disk and files, two people, and what stands around."""
-    telling = {name for name, case in CASES.items() if case.is_telling}
-    for word in ("controller", "host_", "engine", "disk", "small", "entry", "gate"):
+def test_what_make_test_runs_is_telling_and_has_been_seen_to_pass() -> None:
+    """Controller, host, engine, files and people; what docs/faults.md shows as not run waits."""
+    page = (Path(__file__).resolve().parents[1] / "docs/faults.md").read_text()
+    telling = {name: case for name, case in CASES.items() if case.is_telling}
+    for word in ("controller", "host_", "engine", "gates", "small"):
         assert any(word in name for name in telling), word
+    for case in telling.values():
+        assert f"| {case.fault} | {case.phase} | not run yet" not in page
 
 
 def test_the_page_has_every_case() -> None:

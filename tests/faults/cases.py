@@ -490,7 +490,6 @@ for _phase in ("drain", "gate"):
         "disk full on a host",
         _phase,
         LAST_GOOD,
-        telling=_phase == "drain",
         name=f"disk_full_at_{_phase}",
     )(partial(disk_fills_up, _phase))
 
@@ -668,7 +667,6 @@ for _phase in ("drain", "gate"):
         "entry's control socket gone",
         _phase,
         LAST_GOOD,
-        telling=_phase == "gate",
         name=f"entry_socket_gone_at_{_phase}",
     )(partial(entry_socket_is_gone, _phase))
 
@@ -703,7 +701,7 @@ def prometheus_is_gone(stage: Stage) -> None:
     assert "INVALID" in deploy.reason
 
 
-@case("gate process killed (-9)", "gate", LAST_GOOD, telling=True, real=True)
+@case("gate process killed (-9)", "gate", LAST_GOOD, real=True)
 def gate_process_is_killed(stage: Stage) -> None:
     """No verdict is no PASS."""
     stage.merge()
