@@ -176,7 +176,7 @@ def test_throughput_15_percent_down_is_found_in_10_percent_noise(tmp_path: Path)
             tmp_path,
             server,
             ["throughput"],
-            own={"throughput": LOAD},
+            own={"throughput": LOAD, "shadow": {}},
             baseline=baseline.model_dump(mode="json"),
         )
     # FAIL; on a machine so busy that its own delays hide 15 %, INCONCLUSIVE. Never PASS.
