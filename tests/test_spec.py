@@ -75,7 +75,7 @@ def test_the_specs_of_this_repository_are_right(fleet: str) -> None:
             "without 'model' (SGLang reads it as 'model-path': use that name)",
         ),
         (
-            lambda s: s["roles"]["combined"]["args"].update(config="/root/more.yml"),
+            lambda s: s["roles"]["combined"]["args"].update(config="/etc/more.yml"),
             "without 'config' (a file of arguments on the host is in no commit)",
         ),
         (
