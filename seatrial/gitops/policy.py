@@ -150,11 +150,13 @@ def _change(repository: Repository, step: Step, fleet: str, protected: Sequence[
     spec = f"inventory/{fleet}/group_vars/all/serving_spec.yml"
     old, new = (_spec(repository, commit, spec) for commit in (step.before, step.commit))
     judged = [path for path in needs_rollout(step.paths, fleet) if path != spec]
-    if spec in step.paths and _without(old, STEERS) != _without(new, STEERS):
+    if spec in step.paths and (
+        old is None or new is None or _without(old, STEERS) != _without(new, STEERS)
+    ):
         judged.append(spec)
     return Change(
         step.commit,
-        [*_loosened(repository, step, old, new), *_loosened_programs(repository, step)],
+        [*_loosened(repository, step, old or {}, new or {}), *_loosened_programs(repository, step)],
         [path for path in step.paths if any(_is_under(path, one) for one in protected)],
         judged,
     )
@@ -223,8 +225,8 @@ def _excuses(where: str) -> bool:
 
 
 def _is_harder(where: str, before: Any, after: Any) -> bool:
-    if after is None and _excuses(where):
-        return True
+    if _excuses(where) and (after is None or before is not None):
+        return True  # an excuse less, or the same one in other words
     if where.endswith("_min") or where.endswith((".samples", ".pairs", ".requests", ".repeats")):
         return _is_less(before, after)
     return where.endswith("_max") and _is_less(after, before)
@@ -235,10 +237,9 @@ def _is_less(one: Any, other: Any) -> bool:
     return numbers and not math.isnan(one) and not math.isnan(other) and one < other
 
 
-def _spec(repository: Repository, commit: str, path: str) -> dict[str, Any]:
-    value = _yaml(repository, commit, path)
-    spec = value.get("serving_spec") if value else None
-    return spec if isinstance(spec, dict) else {}
+def _spec(repository: Repository, commit: str, path: str) -> dict[str, Any] | None:
+    spec = (_yaml(repository, commit, path) or {}).get("serving_spec")
+    return spec if isinstance(spec, dict) else None
 
 
 def _yaml(repository: Repository, commit: str, path: str) -> dict[str, Any] | None:

@@ -182,6 +182,7 @@ class Settings(_Strict):
     Attributes:
         fleet: the folder of ``inventory/`` that names the fleet.
         state_dir: what the reconciler knows. Whoever deletes it opens the way back to old commits.
+        rollout_seconds: after which a rollout is ended and taken back; longer than any good one.
         vault_password_file: what ansible-vault asks for, if the inventory has a vault.
         approval: set if each rollout waits for a person.
     """
@@ -196,6 +197,7 @@ class Settings(_Strict):
     drift: Drift
     tell: Tell
     state_dir: Path
+    rollout_seconds: Seconds
     vault_password_file: Path | None
 
 

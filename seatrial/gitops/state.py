@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from seatrial.errors import SeatrialError
 from seatrial.gitops import disk
+from seatrial.gitops.clock import Clock
 
 FILE = "state.json"
 ORDERS = "orders"
@@ -118,7 +119,9 @@ class Attempt(_Strict):
         runs: how often deploy.yml was started for it; the second time is a resume.
         reverts: how often rollback.yml was.
         ledger_before: how many events of the ledger are older than its last run.
+        release: what it makes of the hosts.
         previous: the release that served before it.
+        record: the folder of its plan and of what the playbooks said.
         content: digest of everything in the commit that hosts or gates can see.
         inputs: digest of what was judged beside the commit (signers, approvals, settings): a
             refusal holds as long as it is the same.
@@ -141,7 +144,9 @@ class Attempt(_Strict):
     runs: int = 0
     reverts: int = 0
     ledger_before: int = 0
+    release: str = ""
     previous: str = ""
+    record: str = ""
     content: str = ""
     inputs: str = ""
     override: str = ""
@@ -176,6 +181,7 @@ class State(_Strict):
         attempts: one for each commit, oldest first; the newest are kept.
         release: the release that it made.
         troubles: by topic (repository, branch, clock, disk).
+        clock: how this machine's clock went when this was written.
         drift: digest of the drift that was told last; empty if none was found.
     """
 
@@ -186,6 +192,7 @@ class State(_Strict):
     head: Commit | Literal[""] = ""
     attempts: list[Attempt] = []
     troubles: dict[str, Trouble] = {}
+    clock: Clock | None = None
     drift: str = ""
 
     def attempt(self, commit: str) -> Attempt | None:
