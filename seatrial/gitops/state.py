@@ -9,9 +9,18 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from seatrial.errors import SeatrialError
+from seatrial.gitops import disk
+
+FILE = "state.json"
+ORDERS = "orders"
+KEPT = 200
+"""Attempts that are remembered; older ones are of commits that the branch has long left behind."""
 
 Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?$")]
 Kind = Literal[
@@ -29,6 +38,10 @@ Kind = Literal[
     "trouble",
     "recovered",
 ]
+
+
+class StateError(SeatrialError):
+    """What the reconciler knows cannot be read, or an order cannot be given."""
 
 
 class _Strict(BaseModel):
@@ -95,12 +108,22 @@ class Attempt(_Strict):
 
     Attributes:
         since: when it came to this status.
+        signer: who signed the commit.
+        approver: who approved it, where somebody had to.
+        sentence: what was said of it last.
+        rollout: its name in the ledger, the last one's if it was resumed.
+        began: when deploy.yml was first started for it.
+        asked: since when a person's approval is awaited.
+        again: not to be tried before; for what ends by itself, such as another's fleet lock.
         runs: how often deploy.yml was started for it; the second time is a resume.
         reverts: how often rollback.yml was.
-        ledger_offset: bytes of the ledger that are older than this attempt.
+        ledger_before: how many events of the ledger are older than its last run.
+        previous: the release that served before it.
         content: digest of everything in the commit that hosts or gates can see.
         inputs: digest of what was judged beside the commit (signers, approvals, settings): a
             refusal holds as long as it is the same.
+        override: who let it pass windows and approval, and why.
+        report: the folder of its reports on the control host.
         is_told: whether its last announcement was made.
         is_noted: whether its note is on the commit.
     """
@@ -109,12 +132,15 @@ class Attempt(_Strict):
     status: Status
     since: datetime
     signer: str = ""
+    approver: str = ""
     sentence: str = ""
     rollout: str = ""
     began: datetime | None = None
+    asked: datetime | None = None
+    again: datetime | None = None
     runs: int = 0
     reverts: int = 0
-    ledger_offset: int = 0
+    ledger_before: int = 0
     previous: str = ""
     content: str = ""
     inputs: str = ""
@@ -148,7 +174,9 @@ class State(_Strict):
         serves: the last commit that came to its good end; empty before the first.
         head: the commit that the branch was last seen at.
         attempts: one for each commit, oldest first; the newest are kept.
+        release: the release that it made.
         troubles: by topic (repository, branch, clock, disk).
+        drift: digest of the drift that was told last; empty if none was found.
     """
 
     schema_: Annotated[Literal[1], Field(alias="schema")] = 1
@@ -158,6 +186,17 @@ class State(_Strict):
     head: Commit | Literal[""] = ""
     attempts: list[Attempt] = []
     troubles: dict[str, Trouble] = {}
+    drift: str = ""
+
+    def attempt(self, commit: str) -> Attempt | None:
+        """Return the attempt to roll ``commit`` out, if there is one."""
+        return next((one for one in self.attempts if one.commit == commit), None)
+
+    @property
+    def running(self) -> Attempt | None:
+        """The attempt that has begun and has not ended."""
+        begun = (Status.ROLLING, Status.REVERTING)
+        return next((one for one in self.attempts if one.status in begun), None)
 
 
 class Order(_Strict):
@@ -182,3 +221,79 @@ class Order(_Strict):
 def now() -> datetime:
     """Return the present moment in UTC."""
     return datetime.now(UTC)
+
+
+def load(folder: Path, fleet: str) -> State:
+    """Read the state in ``folder``; a new one if there is none.
+
+    Raises:
+        StateError: it is there and cannot be read, or is another fleet's.
+    """
+    path = folder / FILE
+    try:
+        state = State.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return State(fleet=fleet)
+    except (OSError, ValidationError) as error:
+        raise StateError(
+            f"{path}: cannot be read as state ({_first(error)}): it says which commits may follow "
+            "what serves; bring it back from a backup, or move it away and look at the branch "
+            "before the next poll takes whatever it is at"
+        ) from None
+    if state.fleet != fleet:
+        raise StateError(f"{path}: is the state of fleet {state.fleet}, not of {fleet}")
+    return state
+
+
+def save(folder: Path, state: State) -> None:
+    """Write the state, atomically and synced. Keeps the newest attempts.
+
+    Raises:
+        OSError: it could not be written; the old state is still there.
+    """
+    state.attempts = state.attempts[-KEPT:]
+    disk.write(folder / FILE, state.model_dump_json(by_alias=True, indent=2) + "\n")
+
+
+def orders(folder: Path) -> list[Order]:
+    """Return the orders that stand, oldest first.
+
+    Raises:
+        StateError: a file that is no order.
+    """
+    found = []
+    for path in sorted((folder / ORDERS).glob("[!.]*.json")):
+        try:
+            found.append(Order.model_validate_json(path.read_bytes()))
+        except FileNotFoundError:
+            continue  # withdrawn since
+        except (OSError, ValidationError) as error:
+            raise StateError(f"{path}: is no order ({_first(error)}); remove it") from None
+    return sorted(found, key=lambda order: order.time)
+
+
+def give(folder: Path, order: Order) -> None:
+    """Let an order stand; the next poll reads it."""
+    (folder / ORDERS).mkdir(exist_ok=True)
+    disk.write(folder / ORDERS / _name(order.kind, order.commit), order.model_dump_json(by_alias=True) + "\n")
+
+
+def withdraw(folder: Path, kind: str, commit: str = "") -> bool:
+    """Take an order back, and return whether there was one."""
+    path = folder / ORDERS / _name(kind, commit)
+    if not path.exists():
+        return False
+    path.unlink()
+    return True
+
+
+def _name(kind: str, commit: str) -> str:
+    return f"{kind}-{commit}.json" if commit else f"{kind}.json"
+
+
+def _first(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        problem = error.errors()[0]
+        where = ".".join(str(part) for part in problem["loc"])
+        return f"{where}: {problem['msg']}" if where else str(problem["msg"])
+    return str(error)
