@@ -208,22 +208,31 @@ def load(path: Path) -> Settings:
         SettingsError: no such file, no YAML, or wrong keys, one line for each.
     """
     try:
-        value = yaml.safe_load(path.read_text())
-        return Settings.model_validate(value)
+        return parse(yaml.safe_load(path.read_text()), str(path))
     except OSError as error:
         said = f"{path}: cannot be read ({error.strerror}); playbooks/gitops.yml writes it"
         raise SettingsError(said) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path}: should be YAML: {' '.join(str(error).split())}") from None
+
+
+def parse(value: object, where: str) -> Settings:
+    """Return the settings in ``value``, of which an error says that they are in ``where``.
+
+    Raises:
+        SettingsError: wrong keys, one line for each.
+    """
+    try:
+        return Settings.model_validate(value)
     except ValidationError as error:
-        lines = [_sentence(path, dict(problem)) for problem in error.errors()]
+        lines = [_sentence(where, dict(problem)) for problem in error.errors()]
         raise SettingsError("\n".join(dict.fromkeys(lines))) from None
 
 
-def _sentence(path: Path, problem: dict[str, Any]) -> str:
+def _sentence(file: str, problem: dict[str, Any]) -> str:
     where = ".".join(str(part) for part in problem["loc"]) or "the file"
     said = {
         "missing": "is missing; say null or [] where it does not apply",
         "extra_forbidden": "is not a key of these settings; is it misspelt?",
     }.get(problem["type"], problem["msg"].removeprefix("Value error, "))
-    return f"{path}: {where}: {said}"
+    return f"{file}: {where}: {said}"
