@@ -118,15 +118,17 @@ def _by_ssh(repository: Repository, found: _Object, allowed: Path | None) -> Sig
     )
     good = SSH_GOOD.search(said.err)
     if said.status or not good:
-        key = SSH_KEY.search(said.err)
-        why = _reason(said.err)
+        key, why = SSH_KEY.search(said.err), _reason(said.err)
+        if why:
+            raise SignatureError(
+                f"{found.shown} is signed with a key that was not good then: {why}"
+            )
         if not key:
             raise SignatureError(
                 f"{found.shown} carries an SSH signature that does not fit its content"
             )
         raise SignatureError(
-            f"{found.shown} is signed with the SSH key {key[1]}, "
-            + (f"not good at its own time ({why})" if why else f"which is not in {allowed}")
+            f"{found.shown} is signed with the SSH key {key[1]}, which is not in {allowed}"
         )
     name, key_id = good[1], good[2]
     with tempfile.NamedTemporaryFile("w", suffix=".sig") as file:
@@ -142,7 +144,9 @@ def _by_ssh(repository: Repository, found: _Object, allowed: Path | None) -> Sig
     names = present.stdout.split("\n") if present.returncode == 0 else []
     if name not in names:
         why = _reason(present.stderr) or "it is not among the allowed signers"
-        raise SignatureError(f"{found.shown} is signed by {name} with a key that is not good now: {why}")
+        raise SignatureError(
+            f"{found.shown} is signed by {name} with a key that is not good now: {why}"
+        )
     return Signer(name, frozenset(one.lower() for one in names if one), key_id)
 
 
@@ -165,7 +169,9 @@ def _by_gpg(repository: Repository, found: _Object, home: Path | None) -> Signer
     key = status["VALIDSIG"].split()[-1]
     addresses = _gpg_addresses(home, key)
     if not addresses:
-        raise SignatureError(f"{found.shown} is signed with the GPG key {key}, which has no address")
+        raise SignatureError(
+            f"{found.shown} is signed with the GPG key {key}, which has no address"
+        )
     return Signer(addresses[0], frozenset(addresses), key)
 
 
@@ -194,7 +200,9 @@ def _commit(name: str, raw: bytes) -> _Object:
             fields.append((key, value))
     signatures = [value for key, value in fields if key.startswith("gpgsig")]
     if len(signatures) > 1:
-        raise SignatureError(f"{name[:12]} carries {len(signatures)} signatures, and should carry one")
+        raise SignatureError(
+            f"{name[:12]} carries {len(signatures)} signatures, and should carry one"
+        )
     people = {key: _address(value) for key, value in fields if key in ("author", "committer")}
     signature = f"{signatures[0]}\n" if signatures else ""
     return _Object("commit", name, name[:12], signature, people, name)
@@ -216,6 +224,8 @@ def _address(person: str) -> str:
 
 
 def _reason(said: str) -> str:
-    """Return what ssh-keygen says about a key's time."""
-    found = re.search(r": key (has expired|is not yet valid): (.+)$", said, re.MULTILINE)
-    return f"{found[1]}, {found[2]}" if found else ""
+    """Return what ssh-keygen says about a key that it knows and does not accept."""
+    found = re.search(
+        r": key ((?:has expired|is not yet valid|is not permitted).*)$", said, re.MULTILINE
+    )
+    return found[1] if found else ""
