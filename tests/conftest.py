@@ -11,8 +11,9 @@ import pytest
 
 # Under `pytest -n`, each worker has rehearsal hosts of its own; rehearsal/hosts.sh says how.
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
-os.environ.setdefault("SEATRIAL_BERTH", WORKER if WORKER != "0" else "")
-LOCK = Path(f"/run/lock/seatrial-rehearsal{os.environ['SEATRIAL_BERTH']}.lock")
+if WORKER != "0":
+    os.environ["SEATRIAL_BERTH"] = WORKER
+LOCK = Path(f"/run/lock/seatrial-rehearsal{os.environ.get('SEATRIAL_BERTH', '')}.lock")
 
 
 @pytest.fixture(scope="session")
