@@ -183,7 +183,7 @@ class Fleet:
         spec["rollout"]["dead_man_seconds"] = self.dead_man_seconds
         spec["gates"]["select"] = ["identity", "readiness"]
         if self.engine == "light":
-            # No case is judged by what Prometheus has gathered, and being scraped costs a host much.
+            # No case is judged by what Prometheus gathers, and being scraped costs a host much.
             monitoring = inventory / "group_vars/monitoring.yml"
             monitoring.write_text("monitoring_scrape_interval_seconds: 10\n")
             spec["engine"]["patches"] = ["light"]
