@@ -74,7 +74,9 @@ def content(files: Mapping[str, str], fleet: str) -> str:
     return hashlib.sha256("".join(seen).encode(errors="surrogateescape")).hexdigest()
 
 
-def changes(repository: Repository, old: str, new: str, fleet: str, paths: Sequence[str]) -> list[Change]:
+def changes(
+    repository: Repository, old: str, new: str, fleet: str, paths: Sequence[str]
+) -> list[Change]:
     """Return what each merge since ``old`` brings that somebody must look at twice."""
     return [_change(repository, step, fleet, paths) for step in repository.steps(old, new)]
 

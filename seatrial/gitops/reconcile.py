@@ -146,7 +146,9 @@ class Reconciler:
         head = self._repository.head()
         branch = self._settings.repository.branch
         if not head:
-            self._trouble("branch", f"{self._settings.repository.url} has no branch {branch} any more")
+            self._trouble(
+                "branch", f"{self._settings.repository.url} has no branch {branch} any more"
+            )
             return False
         self._over("branch", f"the branch {branch} is back")
         self._adopt(head)
@@ -182,7 +184,9 @@ class Reconciler:
             self._end(attempt, Status.REFUSED, f"refused: {error}")
             return
         attempt.signer = signer.name
-        attempt.content = policy.content(self._repository.files(attempt.commit), self._settings.fleet)
+        attempt.content = policy.content(
+            self._repository.files(attempt.commit), self._settings.fleet
+        )
         try:
             attempt.approver = self._second_person(attempt.commit, signer)
         except policy.PolicyError as error:
@@ -390,7 +394,11 @@ class Reconciler:
 
     def _resume(self, attempt: Attempt) -> None:
         where = self._cut_off_at(attempt)
-        self._move(attempt, Status.ROLLING, f"cut off {where}: deploy.yml of {attempt.commit[:12]} runs again")
+        self._move(
+            attempt,
+            Status.ROLLING,
+            f"cut off {where}: deploy.yml of {attempt.commit[:12]} runs again",
+        )
         self._announce(attempt, "resumed")
         self._deploy(attempt)
 
@@ -611,7 +619,9 @@ class Reconciler:
             there = os.statvfs(folder)
             free = there.f_bavail * there.f_frsize
             if free < FREE_BYTES or (there.f_files and not there.f_favail):
-                self.say_disk(f"{folder} has {free // 2**20} MiB free, and wants {FREE_BYTES // 2**20}")
+                self.say_disk(
+                    f"{folder} has {free // 2**20} MiB free, and wants {FREE_BYTES // 2**20}"
+                )
                 return False
         if self._lock.remembered.get("disk"):
             self._lock.remember("disk", "")
@@ -621,7 +631,9 @@ class Reconciler:
     def say_disk(self, problem: str) -> None:
         """Tell once that nothing can be written down; that itself is kept in the lock file."""
         if not self._lock.remembered.get("disk"):
-            said = f"{problem}: nothing begins, and what runs ends as its own hosts decide; free some"
+            said = (
+                f"{problem}: nothing begins, and what runs ends as its own hosts decide; free some"
+            )
             self._lock.remember("disk", said)
             self._say("trouble", said)
 
@@ -710,7 +722,9 @@ class Reconciler:
             self._say("recovered", f"{sentence}, after {minutes:.0f} minutes")
 
 
-def one_pass(path: Path, fleet: str, *, is_drift: bool = False, teller: Teller | None = None) -> int:
+def one_pass(
+    path: Path, fleet: str, *, is_drift: bool = False, teller: Teller | None = None
+) -> int:
     """Do one pass with the settings in ``path``, and return the exit status of the program.
 
     Raises:

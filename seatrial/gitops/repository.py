@@ -66,7 +66,9 @@ class Repository:
 
     def head(self) -> str:
         """Return the commit that the branch is at; empty if there is no such branch."""
-        found = self._git("rev-parse", "--quiet", "--verify", f"refs/heads/{self._branch}^{{commit}}")
+        found = self._git(
+            "rev-parse", "--quiet", "--verify", f"refs/heads/{self._branch}^{{commit}}"
+        )
         return found.text.strip() if found.status == 0 else ""
 
     def approvals(self, commit: str) -> list[str]:
@@ -202,5 +204,3 @@ class Repository:
             verb = next(word for word in words if word.islower())
             raise RepositoryError(f"{self._mirror}: git {verb}: {done.last_word}")
         return done.text
-
-

@@ -142,7 +142,9 @@ def _by_ssh(repository: Repository, found: _Object, allowed: Path | None) -> Sig
     names = present.stdout.split("\n") if present.returncode == 0 else []
     if name not in names:
         why = _reason(present.stderr) or "it is not among the allowed signers"
-        raise SignatureError(f"{found.shown} is signed by {name} with a key that is not good now: {why}")
+        raise SignatureError(
+            f"{found.shown} is signed by {name} with a key that is not good now: {why}"
+        )
     return Signer(name, frozenset(one.lower() for one in names if one), key_id)
 
 
@@ -165,7 +167,9 @@ def _by_gpg(repository: Repository, found: _Object, home: Path | None) -> Signer
     key = status["VALIDSIG"].split()[-1]
     addresses = _gpg_addresses(home, key)
     if not addresses:
-        raise SignatureError(f"{found.shown} is signed with the GPG key {key}, which has no address")
+        raise SignatureError(
+            f"{found.shown} is signed with the GPG key {key}, which has no address"
+        )
     return Signer(addresses[0], frozenset(addresses), key)
 
 
@@ -194,7 +198,9 @@ def _commit(name: str, raw: bytes) -> _Object:
             fields.append((key, value))
     signatures = [value for key, value in fields if key.startswith("gpgsig")]
     if len(signatures) > 1:
-        raise SignatureError(f"{name[:12]} carries {len(signatures)} signatures, and should carry one")
+        raise SignatureError(
+            f"{name[:12]} carries {len(signatures)} signatures, and should carry one"
+        )
     people = {key: _address(value) for key, value in fields if key in ("author", "committer")}
     signature = f"{signatures[0]}\n" if signatures else ""
     return _Object("commit", name, name[:12], signature, people, name)

@@ -282,7 +282,10 @@ def orders(folder: Path) -> list[Order]:
 def give(folder: Path, order: Order) -> None:
     """Let an order stand; the next poll reads it."""
     (folder / ORDERS).mkdir(exist_ok=True)
-    disk.write(folder / ORDERS / _name(order.kind, order.commit), order.model_dump_json(by_alias=True) + "\n")
+    disk.write(
+        folder / ORDERS / _name(order.kind, order.commit),
+        order.model_dump_json(by_alias=True) + "\n",
+    )
 
 
 def withdraw(folder: Path, kind: str, commit: str = "") -> bool:

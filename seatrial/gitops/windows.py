@@ -25,10 +25,14 @@ def look(windows: Sequence[Window], at: datetime) -> View:
 
     Where windows of kind ``allow`` are given, one of them must be open.
     """
-    denied = [(closes, one) for one in windows if one.kind == "deny" and (closes := closing(one, at))]
+    denied = [
+        (closes, one) for one in windows if one.kind == "deny" and (closes := closing(one, at))
+    ]
     if denied:
         until, window = max(denied, key=lambda pair: pair[0])
-        return View(False, until, f"no rollout begins before {said(until, window)} ({window.reason})")
+        return View(
+            False, until, f"no rollout begins before {said(until, window)} ({window.reason})"
+        )
     allowing = [one for one in windows if one.kind == "allow"]
     if not allowing or any(closing(one, at) for one in allowing):
         return View(True)
