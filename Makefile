@@ -20,6 +20,8 @@ SHELL_SCRIPTS = $(shell git ls-files --cached --others --exclude-standard -- '*.
 COMPILE_PROGRAMS := g++=g++ c++filt=binutils
 COMPILE_TESTS := $(PY) -m pytest kernels/tests/native -q
 UNIT_TESTS := $(PY) -m pytest tests --ignore=tests/e2e --ignore=tests/scenarios -n 2 -q
+# Most of a rollout is waiting: two fleets at once, each case to whichever is free.
+TWO_BERTHS := -n 2 --maxschedchunk=1
 
 .PHONY: help rehearsal test check kernels lint scenarios fmt clean
 
@@ -37,7 +39,9 @@ check: lint ## linters, types and unit tests: a minute
 test: lint ## everything a change must pass: linters, unit tests, rehearsals; half an hour
 	@requirements/programs.sh $(REHEARSAL_PROGRAMS) $(COMPILE_PROGRAMS)
 	@$(COMPILE_TESTS)
-	@$(PY) -m pytest tests --ignore=tests/scenarios -v
+	@$(UNIT_TESTS)
+	@$(PY) -m pytest tests/e2e/test_faults.py $(TWO_BERTHS) -v
+	@$(PY) -m pytest tests/e2e --ignore=tests/e2e/test_faults.py -v
 
 kernels: ## compile the CUDA kernels and hold their sm_120a code against the rules; a minute, no GPU
 	@requirements/programs.sh $(COMPILE_PROGRAMS)
@@ -47,7 +51,10 @@ kernels: ## compile the CUDA kernels and hold their sm_120a code against the rul
 scenarios: ## every fault at every phase, every bad merge; writes docs/faults.md
 	@requirements/programs.sh $(REHEARSAL_PROGRAMS)
 	@requirements/venv.sh dev
-	@$(PY) -m pytest tests/scenarios -v
+	@status=0; \
+	$(PY) -m pytest tests/scenarios/test_faults.py $(TWO_BERTHS) -v || status=$$?; \
+	$(PY) -m pytest tests/scenarios/test_real_engine.py -v || status=$$?; \
+	$(PY) -m tests.faults.report; exit $$status
 
 lint:
 	@requirements/programs.sh $(CHECK_PROGRAMS)
@@ -64,6 +71,6 @@ fmt: ## format Python and apply the linter's safe repairs
 	@ruff check --quiet --fix-only . && ruff format .
 
 clean: ## test hosts down, caches and .venv removed
-	@[ ! -x rehearsal/hosts.sh ] || rehearsal/hosts.sh down
+	@for berth in '' 1; do SEATRIAL_BERTH=$$berth rehearsal/hosts.sh down; done
 	@rm -rf .venv .ansible .pytest_cache .mypy_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -16,13 +16,17 @@
 # The hosts sit on a bridge in the network namespace `seatrial`. Nothing joins that namespace to this
 # machine's own network and no host has a default route, so no packet can leave; while they are up, an
 # unreachable route keeps packets for them from leaving this machine by mistake.
+#
+# SEATRIAL_BERTH=1 hosts.sh ... speaks of another four, with the same names and addresses in namespaces of
+# their own: tests use it to rehearse several things at once. 1 to 9; without it, the hosts above.
 set -euo pipefail
 
 declare -rA ADDRESS=([gpu-a]=10.77.0.11 [gpu-b]=10.77.0.12 [gpu-c]=10.77.0.13 [edge]=10.77.0.10)
 readonly NAMES=(gpu-a gpu-b gpu-c edge)
 readonly NETWORK=10.77.0.0/24 CONTROL=10.77.0.1
-readonly NAMESPACE=seatrial
-readonly STATE=/var/lib/seatrial-rehearsal
+readonly BERTH=${SEATRIAL_BERTH:-}
+readonly NAMESPACE=seatrial$BERTH
+readonly STATE=/var/lib/seatrial-rehearsal$BERTH
 readonly LOCKS=/run/lock
 readonly BOOT_SECONDS=120 # generous: other work may hold both cores while the hosts boot
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -31,6 +35,7 @@ readonly HERE
 main() {
   local verb=${1:-help}
   shift || true
+  [[ $BERTH =~ ^[1-9]?$ ]] || die "SEATRIAL_BERTH should be 1 to 9, or not set; is '$BERTH'."
   case $verb in
     up | down | status) as_root && "$verb" ;;
     in) as_root && in_network "$@" ;;
@@ -86,7 +91,7 @@ up() {
 
 one_at_a_time() {
   mkdir -p "$LOCKS"
-  exec 8>"$LOCKS/seatrial-rehearsal-hosts.lock"
+  exec 8>"$LOCKS/seatrial-rehearsal-hosts$BERTH.lock"
   flock --nonblock 8 || die "another 'hosts.sh up' or 'down' is at work; wait until it has ended."
   # Inside the hosts' network there is no mirror to fetch from, and `down` would end itself.
   [[ ! -e /run/netns/$NAMESPACE ]] ||
@@ -111,7 +116,7 @@ install_missing_programs() {
 
 refuse_foreign_network() {
   local route
-  route=$(ip route show to root "$NETWORK")
+  route=$(ip route show to root "$NETWORK" | grep -v '^unreachable ' || true)
   [[ -z $route ]] || die "this machine already has a route to $NETWORK ($route); the hosts need it."
 }
 
@@ -147,7 +152,7 @@ END
 }
 
 make_network() {
-  ip route add unreachable "$NETWORK"
+  ip route replace unreachable "$NETWORK"
   ip netns add "$NAMESPACE"
   ip -n "$NAMESPACE" link set lo up
   ip -n "$NAMESPACE" link add bridge type bridge
@@ -159,7 +164,7 @@ make_disk() {
   local name=$1 disk=$STATE/hosts/$1 root=$STATE/hosts/$1/root
   mkdir -p "$disk"/{upper,work,root}
   # volatile: the disk lives no longer than the hosts, so syncing it would only cost time.
-  mount -t overlay "seatrial-$name" "$root" \
+  mount -t overlay "$NAMESPACE-$name" "$root" \
     -o "lowerdir=$STATE/image,upperdir=$disk/upper,workdir=$disk/work,volatile"
   echo "$name" >"$root/etc/hostname"
   echo "seatrial-rehearsal-$name" | md5sum | cut -c1-32 >"$root/etc/machine-id"
@@ -171,7 +176,7 @@ make_disk() {
 }
 
 plug_in() {
-  local name=$1 host=seatrial-$1
+  local name=$1 host=$NAMESPACE-$1
   ip netns add "$host"
   ip -n "$host" link set lo up
   ip -n "$host" link add eth0 type veth peer name "to-$name" netns "$NAMESPACE"
@@ -193,7 +198,7 @@ cgroup_hierarchies() {
   fi
 }
 
-host_cgroup() { echo "$(cgroup_hierarchies | head -1)/seatrial-$1"; }
+host_cgroup() { echo "$(cgroup_hierarchies | head -1)/$NAMESPACE-$1"; }
 
 boot() {
   # A session of its own, so that Ctrl-C or a closed terminal does not reach the host; 8 is the lock.
@@ -206,8 +211,8 @@ supervise() { # runs a host, and again after each reboot, which nspawn tells by 
     status=0
     (
       for hierarchy in $(cgroup_hierarchies); do
-        mkdir -p "$hierarchy/seatrial-$name"
-        echo "$BASHPID" >"$hierarchy/seatrial-$name/cgroup.procs"
+        mkdir -p "$hierarchy/$NAMESPACE-$name"
+        echo "$BASHPID" >"$hierarchy/$NAMESPACE-$name/cgroup.procs"
       done
       run_host "$name"
     ) || status=$?
@@ -222,8 +227,8 @@ run_host() {
   # bpf: systemd enforces IPAddressDeny= and DevicePolicy= with it; without, units would be tested
   # with those settings silently off.
   exec systemd-nspawn --quiet --boot --directory="$STATE/hosts/$1/root" \
-    --machine="$1" --hostname="$1" --register=no --keep-unit \
-    --network-namespace-path="/run/netns/seatrial-$1" \
+    --machine="$1$BERTH" --hostname="$1" --register=no --keep-unit \
+    --network-namespace-path="/run/netns/$NAMESPACE-$1" \
     --resolv-conf=off --timezone=off --link-journal=no --console=pipe \
     --capability=CAP_BPF,CAP_PERFMON --system-call-filter=bpf
 }
@@ -266,12 +271,14 @@ down() {
 take_down() { # from what is there, not from what should be: works after any half-made `up`
   local name mountpoint
   for name in "${NAMES[@]}"; do end_host "$name"; done
-  for name in "${NAMES[@]/#/seatrial-}" "$NAMESPACE"; do remove_namespace "$name"; done
+  for name in "${NAMES[@]/#/$NAMESPACE-}" "$NAMESPACE"; do remove_namespace "$name"; done
   # Deepest first; a process of this machine that still looks into a host must not stop the clean-up.
   while read -r mountpoint; do
     umount "$mountpoint" 2>/dev/null || umount --lazy "$mountpoint"
   done < <(awk -v state="$STATE/" 'index($2, state) == 1 { print $2 }' /proc/self/mounts | sort -r)
-  ! ip route show to exact "$NETWORK" | grep -q '^unreachable' || ip route del unreachable "$NETWORK"
+  # As long as any berth is taken.
+  compgen -G '/run/netns/seatrial*' >/dev/null || ! ip route show to exact "$NETWORK" | grep -q '^unreachable' ||
+    ip route del unreachable "$NETWORK"
   rm -rf --one-file-system "$STATE"
 }
 
@@ -282,10 +289,10 @@ end_host() {
     while is_booted "$name"; do sleep 0.05; done
   fi
   for hierarchy in $(cgroup_hierarchies); do
-    [[ ! -d $hierarchy/seatrial-$name ]] ||
-      find "$hierarchy/seatrial-$name" -depth -type d -exec rmdir {} +
+    [[ ! -d $hierarchy/$NAMESPACE-$name ]] ||
+      find "$hierarchy/$NAMESPACE-$name" -depth -type d -exec rmdir {} +
   done
-  rm -rf "/run/systemd/nspawn/propagate/$name" \
+  rm -rf "/run/systemd/nspawn/propagate/$name$BERTH" \
     "/run/systemd/nspawn/locks/inode-$(stat -c %d:%i "$STATE/hosts/$name/root" 2>/dev/null)"
 }
 
@@ -342,7 +349,7 @@ on_put() {
 
 on_alone() {
   mkdir -p "$LOCKS"
-  flock --nonblock --close --conflict-exit-code 75 "$LOCKS/seatrial-rehearsal.lock" "$@" || {
+  flock --nonblock --close --conflict-exit-code 75 "$LOCKS/seatrial-rehearsal$BERTH.lock" "$@" || {
     local status=$?
     ((status != 75)) || say "another rehearsal runs on this machine; wait for it, or end it first." >&2
     return "$status"

@@ -7,6 +7,7 @@ hosts, and types what people type: ``ansible-playbook``. A scenario is one more 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import secrets
@@ -28,7 +29,9 @@ from seatrial import ledger
 
 HOSTS = HERE / "hosts.sh"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "seatrial"
-STATE = Path("/var/lib/seatrial-rehearsal")
+# Which rehearsal hosts of this machine are meant, as hosts.sh says.
+BERTH = os.environ.get("SEATRIAL_BERTH", "")
+STATE = Path(f"/var/lib/seatrial-rehearsal{BERTH}")
 WORK = CACHE / "rehearsal"
 REPOSITORY = WORK / "repository"
 API_KEY_FILE = WORK / "api_key"
@@ -150,11 +153,14 @@ def commit(repository: Path, message: str, edit: Mapping[str, object]) -> None:
 
 
 def make_api_key() -> None:
-    """Draw the key that the entry asks for, once."""
+    """Draw the key that the entry asks for, once for all rehearsals."""
     API_KEY_FILE.parent.mkdir(parents=True, exist_ok=True)
-    if not API_KEY_FILE.exists():
-        API_KEY_FILE.touch(mode=0o600)
-        API_KEY_FILE.write_text(secrets.token_urlsafe(24) + "\n")
+    drawn = API_KEY_FILE.with_name(f"{API_KEY_FILE.name}.{os.getpid()}")
+    drawn.touch(mode=0o600)
+    drawn.write_text(secrets.token_urlsafe(24) + "\n")
+    with contextlib.suppress(FileExistsError):
+        os.link(drawn, API_KEY_FILE)
+    drawn.unlink()
 
 
 def ansible(plays: list[Play], playbook: str, *words: str) -> int:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import fcntl
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-LOCK = Path("/run/lock/seatrial-rehearsal.lock")
+# Under `pytest -n`, each worker has rehearsal hosts of its own; rehearsal/hosts.sh says how.
+WORKER = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
+if WORKER != "0":
+    os.environ["SEATRIAL_BERTH"] = WORKER
+LOCK = Path(f"/run/lock/seatrial-rehearsal{os.environ.get('SEATRIAL_BERTH', '')}.lock")
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,8 @@
 
 It recalls needles as a model would, streams, counts what it does on `/metrics` and in the answers
 of its Prometheus, and takes the time that it is told to take. Every fault that the mutation pack
-plants is an attribute of :class:`StandIn`.
+plants is an attribute of :class:`StandIn`. With ``engine`` it stands before a real SGLang, which
+answers and counts the tokens, and spoils what comes back.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import random
 import re
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +27,7 @@ QUESTION = re.compile(r"(?:What is )?([Tt]he secret code[\w ]*?)(?: is|\?)$")
 EDGES = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, math.inf)
 HANG_SECONDS = 30.0
 """How long a request to a hung server is kept waiting; longer than any client of a test waits."""
+ENGINE_SECONDS = 180.0
 HISTOGRAMS = (
     "time_to_first_token_seconds",
     "inter_token_latency_seconds",
@@ -68,6 +71,8 @@ class Said:
     prompt: int
     cached: int
     is_aborted: bool = False
+    tokens: int | None = None
+    """As the real engine counted; a stand-in's token is a word."""
 
     @property
     def text(self) -> str:
@@ -82,6 +87,7 @@ class StandIn:
     A token is a word. The model recalls the needle if no more than ``sees_tokens`` follow it.
 
     Attributes:
+        engine: the URL of a real SGLang; empty: the stand-in makes the answers up.
         loses_residue: modulus and residue of the prompt lengths that lose their needle.
         loses_depths: from where to where, 0 to 1, a needle is lost.
         loses_beside: so many requests at once lose their needles.
@@ -110,6 +116,7 @@ class StandIn:
     """
 
     url: str = ""
+    engine: str = ""
     sees_tokens: float = math.inf
     truncates_at: float = math.inf
     context_tokens: float = math.inf
@@ -189,16 +196,22 @@ class StandIn:
 
     def answer(self, text: str, limit: int, number: int, *, is_exact: bool, extra: int) -> Said:
         """Return the answer to a prompt."""
-        words = text.split()
+        words, real = text.split(), None
         seen = " ".join(words[-int(min(len(words), self.truncates_at)) :])
         prompt = len(seen.split()) + extra
-        said = self._words(seen, prompt, number)
+        if self.engine:
+            sent = seen if len(words) > self.truncates_at else text
+            real = self._asked(sent, limit, is_exact=is_exact, is_chat=extra > 0)
+            prompt = real.prompt
+        said = self._words(seen, prompt, number, real)
         if number > self.loops_after:
             said = ["the", "harbour"] * limit
         said = said[:limit]
-        if is_exact:
+        if is_exact and real is None:
             said = (said * (1 + limit // len(said)))[:limit]
-        cached = self._cached(text, prompt)
+        cached = self._cached(text, prompt) if real is None else real.cached
+        if self.cached_tokens is not None:
+            cached = self.cached_tokens
         is_aborted = bool(self.aborts_every and number % self.aborts_every == 0)
         with self.lock:
             self._count("num_aborted_requests_total", is_aborted)
@@ -211,7 +224,8 @@ class StandIn:
                 self.counters["prompt"] += prompt * counted
         told = self.prompt_tokens_said
         told = prompt if told is None else told
-        return Said([] if is_aborted else said, told, cached, is_aborted=is_aborted)
+        tokens = None if real is None or is_aborted else real.tokens
+        return Said([] if is_aborted else said, told, cached, is_aborted, tokens)
 
     def times(self, prompt: int, tokens: int, number: int) -> list[float]:
         """Return how long each token of an answer takes, and count it."""
@@ -281,13 +295,46 @@ class StandIn:
         if happened:
             self.events[event] = self.events.get(event, 0) + 1
 
-    def _words(self, seen: str, prompt: int, number: int) -> list[str]:
+    def _asked(self, text: str, limit: int, *, is_exact: bool, is_chat: bool) -> Said:
+        """Let the real engine answer."""
+        body: dict[str, Any] = {
+            "text": text,
+            "sampling_params": {
+                "max_new_tokens": limit,
+                "ignore_eos": is_exact,
+                "temperature": 0,
+            },
+        }
+        if is_chat:
+            message = {"role": "user", "content": text}
+            body = {"model": "m", "messages": [message], "max_tokens": limit, "temperature": 0}
+        request = urllib.request.Request(
+            f"{self.engine}/{'v1/chat/completions' if is_chat else 'generate'}",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=ENGINE_SECONDS) as response:
+            answer = json.load(response)
+        if is_chat:
+            said, used = answer["choices"][0]["message"]["content"], answer["usage"]
+            return Said(said.split(), used["prompt_tokens"], 0, tokens=used["completion_tokens"])
+        meta = answer["meta_info"]
+        return Said(
+            answer["text"].split(),
+            meta["prompt_tokens"],
+            meta["cached_tokens"],
+            tokens=meta["completion_tokens"],
+        )
+
+    def _words(self, seen: str, prompt: int, number: int, real: Said | None) -> list[str]:
         needle = asked_needle(seen)
+        if needle is None and real is not None:
+            return real.words
         if needle is None or self._is_lost(needle, prompt, number):
             return ["I", "do", "not", "know."]
         if self.spoils_tail:
             return [f"{needle.value.partition('-')[0]}-0000-NOTHING."]
-        return [f"{needle.value}."]
+        return real.words if real is not None else [f"{needle.value}."]
 
     def _is_lost(self, needle: Needle, prompt: int, number: int) -> bool:
         if needle.behind > self.sees_tokens or self.running >= self.loses_beside:
@@ -311,8 +358,6 @@ class StandIn:
         with self.lock:
             is_known = prefix in self.prefixes
             self.prefixes.add(prefix)
-        if self.cached_tokens is not None:
-            return self.cached_tokens
         return max(0, tokens - 10) if is_known else 0
 
 
@@ -389,6 +434,7 @@ class _Handler(BaseHTTPRequestHandler):
         limit, is_exact = given["max_new_tokens"], given["ignore_eos"]
         said = server.answer(text, limit, number, is_exact=is_exact, extra=0)
         tokens = len(said.words) + (not is_exact and not said.is_aborted)
+        tokens = tokens if said.tokens is None else said.tokens
         times = server.times(said.prompt, tokens, number) if tokens else [0.0]
         if not body.get("stream"):
             server.is_over.wait(sum(times))
@@ -417,7 +463,7 @@ class _Handler(BaseHTTPRequestHandler):
         server.is_over.wait(sum(server.times(said.prompt, len(said.words) + 1, number)))
         usage: dict[str, Any] = {
             "prompt_tokens": said.prompt,
-            "completion_tokens": len(said.words) + 1,
+            "completion_tokens": len(said.words) + 1 if said.tokens is None else said.tokens,
             # SGLang tells this only with --enable-cache-report.
             "prompt_tokens_details": None,
         }

@@ -118,7 +118,7 @@ def test_what_make_test_runs_is_telling_and_has_been_seen_to_pass() -> None:
 
 
 def test_the_page_has_every_case() -> None:
-    """docs/faults.md is what a whole run has written, not an older or a partial one."""
+    """docs/faults.md says of each whether it was run."""
     page = (Path(__file__).resolve().parents[1] / "docs/faults.md").read_text()
     missing = [
         case.name for case in CASES.values() if f"| {case.fault} | {case.phase} |" not in page

@@ -14,6 +14,7 @@ from ansible.errors import AnsibleFilterError
 REPOSITORY = Path(__file__).resolve().parents[1]
 SPEC_FILE = REPOSITORY / "inventory/rehearsal/group_vars/all/serving_spec.yml"
 HOSTS = ["gpu-a", "gpu-b", "gpu-c"]
+CELLS = ["one", "two"]
 OLD, NEW = "0" * 16, "1" * 16
 SAME = f"split: cell one runs {NEW}, cell two runs {NEW}, "
 
@@ -45,7 +46,7 @@ def status(**changed: Any) -> dict[str, Any]:
 
 def test_a_settled_fleet_does_not_move(filters: ModuleType, plain: dict[str, Any]) -> None:
     """Nothing to do is nothing done."""
-    found = filters.moves(plain, NEW, {host: status() for host in HOSTS})
+    found = filters.moves(plain, NEW, {host: status() for host in HOSTS}, CELLS)
     assert found == {"cells": [], "hosts": [], "sizes": []}
 
 
@@ -64,7 +65,7 @@ def test_a_cell_moves_whole_when_one_of_its_hosts_is_not_settled(
 ) -> None:
     """A rollout that died in between is finished by the next."""
     found = filters.moves(
-        plain, NEW, {**{host: status() for host in HOSTS}, "gpu-b": status(**changed)}
+        plain, NEW, {**{host: status() for host in HOSTS}, "gpu-b": status(**changed)}, CELLS
     )
     assert found == {"cells": ["one"], "hosts": ["gpu-a", "gpu-b"], "sizes": [2]}
 
@@ -72,8 +73,24 @@ def test_a_cell_moves_whole_when_one_of_its_hosts_is_not_settled(
 def test_batches_keep_whole_cells_together(filters: ModuleType, plain: dict[str, Any]) -> None:
     """The sizes that Ansible's `serial` takes are hosts; cells are never cut."""
     plain["rollout"]["batches"] = [2]
-    found = filters.moves(plain, NEW, {host: status(current=OLD) for host in HOSTS})
+    found = filters.moves(plain, NEW, {host: status(current=OLD) for host in HOSTS}, CELLS)
     assert found["sizes"] == [3]
+
+
+@pytest.mark.parametrize(
+    ("serving", "cells", "sizes"),
+    [(CELLS, ["one", "two"], [2, 1]), (["one"], ["two", "one"], [1, 2]), ([], CELLS, [2, 1])],
+)
+def test_a_cell_that_does_not_serve_moves_first(
+    filters: ModuleType,
+    plain: dict[str, Any],
+    serving: list[str],
+    cells: list[str],
+    sizes: list[int],
+) -> None:
+    """Else a cell that is down could not be mended: the canary beside it may not be drained."""
+    found = filters.moves(plain, NEW, {host: status(current=OLD) for host in HOSTS}, serving)
+    assert (found["cells"], found["sizes"]) == (cells, sizes)
 
 
 def test_a_revert_is_judged_by_what_ran_before(filters: ModuleType, plain: dict[str, Any]) -> None:

@@ -48,16 +48,16 @@ def test_every_host_has_one_address_for_ansible_and_for_other_hosts() -> None:
 
 def test_ansible_enters_the_namespace_that_the_script_makes() -> None:
     """Both wrappers of the inventory name the script's network namespace."""
-    namespace = re.search(r"^readonly NAMESPACE=(\S+)$", SCRIPT.read_text(), re.MULTILINE)
+    namespace = re.search(r"^readonly NAMESPACE=(\w+)\$BERTH$", SCRIPT.read_text(), re.MULTILINE)
     assert namespace
     for wrapper in ("ssh", "sh"):
         text = (REPOSITORY / "rehearsal" / wrapper).read_text()
-        assert f"--net=/run/netns/{namespace[1]} " in text
+        assert f'--net="/run/netns/{namespace[1]}${{SEATRIAL_BERTH:-}}" ' in text
 
 
 def test_ansible_uses_the_ssh_configuration_that_the_script_writes() -> None:
     """Key, host keys and time-outs come from one file."""
-    state = re.search(r"^readonly STATE=(\S+)$", SCRIPT.read_text(), re.MULTILINE)
+    state = re.search(r"^readonly STATE=(\S+)\$BERTH$", SCRIPT.read_text(), re.MULTILINE)
     connection = REPOSITORY / "inventory/rehearsal/group_vars/all/connection.yml"
     assert state
     assert f"-F {state[1]}/ssh_config" in connection.read_text()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -104,24 +104,29 @@ def cell_facts(value: Any, host: str) -> dict[str, Any]:
     }
 
 
-def moves(value: Any, wanted: str, status: dict[str, Any]) -> dict[str, Any]:
+def moves(
+    value: Any, wanted: str, status: dict[str, Any], serving: Collection[str]
+) -> dict[str, Any]:
     """Return the hosts that have to move, batch by batch, and the cells they make.
 
     A cell is left alone when each of its hosts runs the wanted release, as it was released,
-    confirmed and promoted.
+    confirmed and promoted. Cells that do not serve come first: nobody misses them, and while they
+    are down no serving one may be drained.
     """
-    cells, hosts, sizes = [], [], []
     found = spec.check(value)
-    for batch in spec.batches(found):
-        moving = [
-            cell for cell in batch.cells if not _is_settled(found.cells[cell], wanted, status)
-        ]
-        in_batch = [host for cell in moving for host in found.cells[cell].hosts()]
-        if moving:
-            cells += moving
-            hosts += in_batch
-            sizes.append(len(in_batch))
-    return {"cells": cells, "hosts": hosts, "sizes": sizes}
+    moving = [
+        [cell for cell in batch.cells if not _is_settled(found.cells[cell], wanted, status)]
+        for batch in spec.batches(found)
+    ]
+    down = [[cell for cell in batch if cell not in serving] for batch in moving]
+    up = [[cell for cell in batch if cell in serving] for batch in moving]
+    ordered = [batch for batch in down + up if batch]
+    hosts = [[host for cell in batch for host in found.cells[cell].hosts()] for batch in ordered]
+    return {
+        "cells": [cell for batch in ordered for cell in batch],
+        "hosts": [host for batch in hosts for host in batch],
+        "sizes": [len(batch) for batch in hosts],
+    }
 
 
 def _is_settled(cell: spec.Cell, wanted: str, status: dict[str, Any]) -> bool:

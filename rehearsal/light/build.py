@@ -6,6 +6,7 @@ here. Its way of naming, packing, shipping, verifying and unpacking one is.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import subprocess
@@ -49,10 +50,11 @@ def lock(version: str) -> str:
 def make(lock_file: Path, kernels: Path, artifacts: Path) -> str:
     """Pack the build that ``lock_file`` names, unless it is kept; return its digest."""
     digest = build_digest("cpu", PYTHON, ROOT, lock_file, kernels)
-    if (artifacts / f"{digest}.tar.zst.sha256").exists():
-        return digest
     artifacts.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as scratch:
+    with (artifacts / "light.lock").open("a") as file, tempfile.TemporaryDirectory() as scratch:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if (artifacts / f"{digest}.tar.zst.sha256").exists():
+            return digest
         tree = Path(scratch, digest)
         _lay(tree)
         described = json.dumps(_description(digest, lock_file, tree), indent=2, sort_keys=True)

@@ -79,7 +79,7 @@ for _phase in ("drain", "activate", "gate", "confirm", "open"):
     )(partial(controller_is_killed, _phase))
 
 
-@case("controller killed (-9)", "activate, cell two", NEW)
+@case("controller killed (-9)", "activate, cell two", NEW, real=True)
 def controller_killed_with_one_cell_moved(stage: Stage) -> None:
     """One cell is confirmed, the other undecided: the fleet is split, and the next run says so."""
     stage.merge()
@@ -227,6 +227,7 @@ for _phase in ("activate", "gate", "confirm"):
         _phase,
         LAST_GOOD,
         telling=_phase == "activate",
+        real=_phase == "activate",
         name=f"host_unreachable_at_{_phase}",
     )(partial(host_is_unreachable_during, _phase))
 
@@ -258,7 +259,7 @@ def host_reboots_undecided(stage: Stage) -> None:
     stage.come_back()
 
 
-@case("host powered off, then on", "after confirm", NEW)
+@case("host powered off, then on", "after confirm", NEW, real=True)
 def host_reboots_confirmed(stage: Stage) -> None:
     """It comes up with the release that it was told to keep."""
     stage.merge()
@@ -553,7 +554,7 @@ def current_points_nowhere(stage: Stage) -> None:
     stage.succeeds(stage.deploy())
 
 
-@case("a unit edited by hand", "gate", LAST_GOOD)
+@case("a unit edited by hand", "gate", LAST_GOOD, real=True)
 def unit_is_edited_by_hand(stage: Stage) -> None:
     """The identity gate compares it with what was released."""
     stage.merge()
@@ -667,6 +668,7 @@ for _phase in ("drain", "gate"):
         "entry's control socket gone",
         _phase,
         LAST_GOOD,
+        real=_phase == "drain",
         name=f"entry_socket_gone_at_{_phase}",
     )(partial(entry_socket_is_gone, _phase))
 

@@ -26,9 +26,10 @@ from seatrial import ledger
 from seatrial.spec import BETWEEN_STEPS_SECONDS
 from tests.faults import hosts
 
-WORK = rehearsal.CACHE / "faults"
+WORK = rehearsal.CACHE / f"faults{rehearsal.BERTH}"
 ARTIFACTS = rehearsal.CACHE / "artifacts"
 ROLES = ("prefill", "decode", "combined", "router")
+CONNECTIONS = Path.home() / f".ansible/cp{rehearsal.BERTH}"
 DEPLOY_SECONDS = 600
 """Longer than any rollout of these fleets that ends by itself."""
 
@@ -137,7 +138,7 @@ class Fleet:
     @property
     def name(self) -> str:
         """Return the name of its inventory, and of all that is kept of it."""
-        return f"faults-{self.engine}"
+        return f"faults-{self.engine}{rehearsal.BERTH}"
 
     @property
     def repository(self) -> Path:
@@ -173,11 +174,18 @@ class Fleet:
         rehearsal.clone(rehearsal.SOURCE, self.repository)
         inventory = self.repository / "inventory" / self.name
         shutil.copytree(self.repository / "inventory/rehearsal", inventory)
+        connection = inventory / "group_vars/all/connection.yml"
+        connection.write_text(
+            connection.read_text().replace("/var/lib/seatrial-rehearsal/", f"{rehearsal.STATE}/")
+        )
         spec = self.read_spec()
         spec["timeouts"] = self.timeouts
         spec["rollout"]["dead_man_seconds"] = self.dead_man_seconds
         spec["gates"]["select"] = ["identity", "readiness"]
         if self.engine == "light":
+            # No case is judged by what Prometheus gathers, and being scraped costs a host much.
+            monitoring = inventory / "group_vars/monitoring.yml"
+            monitoring.write_text("monitoring_scrape_interval_seconds: 10\n")
             spec["engine"]["patches"] = ["light"]
             (inventory / "group_vars/all/light.yml").write_text(
                 'build_lock: "{{ inventory_dir | dirname | dirname }}/light.lock"\n'
@@ -240,7 +248,12 @@ class Fleet:
             process = subprocess.Popen(
                 [program, "-i", f"inventory/{self.name}", *words],
                 cwd=repository or self.repository,
-                env={**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}"},
+                env={
+                    **os.environ,
+                    "PATH": f"{program.parent}:{os.environ['PATH']}",
+                    # Hosts of two berths have one address.
+                    "ANSIBLE_SSH_CONTROL_PATH_DIR": str(CONNECTIONS),
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,

@@ -17,7 +17,8 @@ CELLS = ("one", "two")
 PLACES = {"prefill": "gpu-a", "decode": "gpu-b", "combined": "gpu-c"}
 SMALL_DISK = "gpu-b"
 PROGRAM = "/opt/seatrial/bin/seatrial-host"
-IN_NETWORK = ("nsenter", "--net=/run/netns/seatrial", "--")
+NAMESPACE = f"seatrial{rehearsal.BERTH}"
+IN_NETWORK = ("nsenter", f"--net=/run/netns/{NAMESPACE}", "--")
 
 
 class Host(NamedTuple):
@@ -40,7 +41,7 @@ def verb(*words: str) -> None:
 
 def on(host: str, command: str, *, check: bool = True, seconds: float = 30) -> str:
     """Run a shell command on a host and return what it prints."""
-    words = ("ssh", "-F", "/var/lib/seatrial-rehearsal/ssh_config", "-o", "ConnectTimeout=5")
+    words = ("ssh", "-F", rehearsal.STATE / "ssh_config", "-o", "ConnectTimeout=5")
     try:
         done = subprocess.run(
             [*IN_NETWORK, *words, host, command],

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import subprocess
-import time
 from pathlib import Path
 
-from tests.faults import hosts
+from rehearsal import run as rehearsal
+from tests.faults import hosts, report
 from tests.faults.cases import Case
 from tests.faults.fleet import Fleet
-from tests.faults.stage import Row, Stage
+from tests.faults.stage import Stage
 
 
 class Night:
-    """A fleet, the cases that it has been through, and the rows of the matrix that they make."""
+    """A fleet, and how many cases it has been through."""
 
     def __init__(self, fleet: Fleet, folder: Path) -> None:
         self.fleet = fleet
         self.folder = folder
-        self.rows: list[Row] = []
         self.count = 0
-        self.began = time.monotonic()
         self.is_whole = False
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -40,20 +37,20 @@ class Night:
         folder = self.folder / case.name
         folder.mkdir()
         base = hosts.look()["gpu-a"].current
-        name = f"r{self.count}"
+        name = f"r{self.count}b{rehearsal.BERTH}"
         stage = Stage(
             self.fleet, case.name, folder, base, self.fleet.release_name(), name, {case.end}
         )
         self.is_whole = False
+        report.forget(self.fleet.engine, case.name)
         stage.start_probe()
         try:
             problems = self._play(case, stage)
         finally:
             stage.stop_probe()
         row = stage.row(case.fault, case.phase)
-        (folder / "row.json").write_text(json.dumps(row._asdict()))
         assert not problems, f"{case.name}:\n" + "\n".join(problems)
-        self.rows.append(row)
+        report.keep(row)
         self.is_whole = True
 
     def _play(self, case: Case, stage: Stage) -> list[str]:
@@ -73,11 +70,6 @@ class Night:
                 problems.append(f"what was struck cannot be mended: {error}")
         return problems + stage.judge()
 
-    @property
-    def seconds(self) -> float:
-        """Return how long it has lasted."""
-        return time.monotonic() - self.began
-
     def make_whole(self) -> None:
         """Mend whatever a case has left, by a deploy of the base, or else by a fresh fleet."""
         if self.count:
@@ -87,7 +79,7 @@ class Night:
                         hosts.verb(verb, host)
             self.fleet.git("reset", "-q", "--hard")
             self.count += 1
-            self.fleet.name_release(f"r{self.count}")
+            self.fleet.name_release(f"r{self.count}b{rehearsal.BERTH}")
             self.fleet.commit("Start again")
             again = self.fleet.play("deploy.yml", log=self.folder / f"again-{self.count}.log")
             if again.wait() == 0:

@@ -1,24 +1,24 @@
-"""Writes docs/faults.md from what a run has seen."""
+"""Writes docs/faults.md from what runs of the matrix have seen: `python -m tests.faults.report`."""
 
 from __future__ import annotations
 
 import json
 import os
 import statistics
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
+from rehearsal import run as rehearsal
 from tests.faults.cases import CASES
-from tests.faults.fleet import WORK
 from tests.faults.stage import Row
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/faults.md"
-KEPT = WORK / "rows.json"
+KEPT = rehearsal.CACHE / "fault-rows"
+"""A file for each case that passed when it was run last; the same for all berths."""
 INTRODUCTION = """\
 # What a fault comes to
 
-Written by a run of the matrix ({when}, {cores} cores, {minutes:.0f} minutes); do not edit.
+Written by `python -m tests.faults.report` from runs of the matrix ({when}, {cores} cores).
 `make scenarios` runs all of it, `make test` the most telling cases. The hosts are the rehearsal's,
 and everything on them is real: `deploy.yml`, its roles and gates, systemd, sshd, HAProxy,
 Prometheus. *light* is the engine of [`rehearsal/light`](../rehearsal/light) in SGLang's place, so
@@ -38,7 +38,7 @@ that has been run, this was true; one that has not says so:
 
 *Seconds* are from the strike until both cells serve one release again: by the hosts alone, by the
 struck run, or by the next one, whichever the case is about. A next run starts at once here; a
-person takes longer. They were measured on a machine that did other work too.
+person takes longer. Several fleets were rehearsed at once, on a machine that did other work too.
 """
 HEADER = (
     "| fault | strikes at | ends with | seconds | asked | failed | engine |\n"
@@ -56,28 +56,33 @@ NOTES = """\
 """
 
 
-def write(rows: Iterable[Row], seconds: float) -> None:
-    """Keep the rows, in place of older ones of the same cases, and write the page.
-
-    Parameters
-    ----------
-    seconds
-        How long the run lasted that these rows come from.
-    """
-    kept = json.loads(KEPT.read_text()) if KEPT.exists() else {"rows": {}, "seconds": {}}
-    for row in rows:
-        kept["rows"][f"{row.engine} {row.name}"] = row._asdict()
-        kept["seconds"][row.engine] = seconds
-    KEPT.write_text(json.dumps(kept))
-    known = {name: Row(**row) for name, row in kept["rows"].items()}
-    PAGE.write_text(page(known, sum(kept["seconds"].values())))
+def keep(row: Row) -> None:
+    """Keep what a case came to, until it is run again."""
+    KEPT.mkdir(parents=True, exist_ok=True)
+    _file(row.engine, row.name).write_text(json.dumps(row._asdict()))
 
 
-def page(rows: dict[str, Row], seconds: float) -> str:
+def forget(engine: str, name: str) -> None:
+    """Forget what a case came to: it is run again, and may not pass."""
+    _file(engine, name).unlink(missing_ok=True)
+
+
+def _file(engine: str, name: str) -> Path:
+    return KEPT / f"{engine} {name}.json"
+
+
+def write() -> None:
+    """Write the page from the rows that are kept."""
+    files = sorted(KEPT.glob("*.json"))
+    times = sorted(datetime.fromtimestamp(file.stat().st_mtime, UTC) for file in files)
+    days = dict.fromkeys(f"{time:%d %b %Y}" for time in (times[0], times[-1]))
+    rows = {file.stem: Row(**json.loads(file.read_text())) for file in files}
+    PAGE.write_text(page(rows, " to ".join(days)))
+
+
+def page(rows: dict[str, Row], when: str) -> str:
     """Return the text of the page; a case that has not been run yet stands there as such."""
-    introduction = INTRODUCTION.format(
-        when=datetime.now(UTC).strftime("%d %b %Y"), cores=os.cpu_count(), minutes=seconds / 60
-    )
+    introduction = INTRODUCTION.format(when=when, cores=os.cpu_count())
     known = {f"light {case.name}": (case.fault, case.phase) for case in CASES.values()}
     known |= {name: (row.fault, row.phase) for name, row in rows.items()}
     lines = []
@@ -96,3 +101,7 @@ def page(rows: dict[str, Row], seconds: float) -> str:
         f"cases were over within {statistics.median(row.seconds for row in rows.values()):.0f} s."
     )
     return "\n".join([introduction, HEADER, *lines, "", total, "", NOTES])
+
+
+if __name__ == "__main__":
+    write()

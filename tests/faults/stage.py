@@ -342,7 +342,7 @@ class Stage:
         self._probe = subprocess.Popen(
             [
                 # Beside HAProxy: what cuts the controller off does not cut off the users.
-                *("nsenter", "--net=/run/netns/seatrial-edge", "--"),
+                *("nsenter", f"--net=/run/netns/{hosts.NAMESPACE}-edge", "--"),
                 *(sys.executable, HERE / "probe.py", hosts.ENTRY),
                 *(rehearsal.API_KEY_FILE, self.folder / "probe.jsonl"),
                 str(PROBE_SECONDS[self.fleet.engine]),

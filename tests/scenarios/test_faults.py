@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.faults import hosts, report
+from tests.faults import hosts
 from tests.faults.cases import CASES
 from tests.faults.fleet import WORK, Fleet
 from tests.faults.night import Night
@@ -25,9 +25,3 @@ def night(alone: None) -> Iterator[Night]:
 def test_the_fleet_comes_back(night: Night, name: str) -> None:
     """Whatever strikes, the fleet ends whole, on one release, and nobody saw two."""
     night.perform(CASES[name])
-
-
-def test_the_matrix_is_written(night: Night) -> None:
-    """A whole run, and nothing less, writes docs/faults.md."""
-    assert [row.name for row in night.rows] == list(CASES)
-    report.write(night.rows, night.seconds)
