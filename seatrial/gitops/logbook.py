@@ -47,7 +47,7 @@ KINDS: dict[Status, Kind] = {
 class Teller(Protocol):
     """Whoever makes announcements, and words notes."""
 
-    def announce(self, settings: Settings, announcement: Announcement) -> None:
+    def announce(self, settings: Settings, announcement: Announcement, /) -> None:
         """Tell people and machines."""
 
     def note(self, announcement: Announcement) -> str:

@@ -28,6 +28,8 @@ from seatrial.gitops.state import Attempt, DriftSeen, Order, Status
 
 REACHED, NOT_REACHED, HELD = 0, 3, 75
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+ROLLBACK = "rollback"
+"""Stands in the ledger in place of a commit."""
 LOCK_FILE = "requirements/control.lock"
 INSTALLED = Path(seatrial.__file__).resolve().parents[1]
 
@@ -70,7 +72,7 @@ class Reconciler:
         """Compare the hosts with the commit that serves; tell what is new, and heal if asked to."""
         known = self._book.state
         self._book.orders = state.orders(self._book.folder)
-        if not known.serves or known.running or not self._book.has_room():
+        if known.running or not self._book.has_room() or not self._source.has(known.serves):
             return
         tree = self._source.tree(known.serves)
         record = self._book.reports / "gitops/drift"
@@ -163,7 +165,7 @@ class Reconciler:
             )
             return False
         self._book.over("branch", f"the branch {branch} is back")
-        self._adopt(head)
+        self._adopt()
         known.head = head
         # Of commits that wait only the newest is kept: the one that the branch is at.
         known.attempts = [
@@ -189,25 +191,23 @@ class Reconciler:
         self._book.over("repository", f"{self._settings.repository.url} answers again")
         return True
 
-    def _adopt(self, head: str) -> None:
-        """Know what an operator rolled out by hand before there was a reconciler."""
+    def _adopt(self) -> None:
+        """Know what was rolled out before there was a state, by hand or by a state that is lost."""
         known = self._book.state
         if known.serves or known.attempts:
             return
-        made = [one for one in story.stories(ledger.read(self._book.ledger)) if one.outcome]
-        if (
-            made
-            and made[-1].outcome == "promoted"
-            and self._source.is_ancestor(made[-1].commit, head)
-        ):
-            self._source.keep("serves", made[-1].commit)
-            known.serves, known.release = made[-1].commit, made[-1].release
+        made = story.stories(ledger.read(self._book.ledger))
+        for one in reversed(made):
+            if one.outcome == "promoted" and one.commit != ROLLBACK:
+                known.serves, known.release = one.commit, one.release
+                return
 
     def _is_settled(self, attempt: Attempt) -> bool:
         """Whether the attempt has ended, and what refused it, if something did, is as it was."""
         if attempt.status is Status.REFUSED:
             return attempt.inputs == self._inputs()
-        return attempt.is_final
+        # One that served once and does not now: the branch was set back to it.
+        return attempt.status in (Status.REVERTED, Status.FAILED)
 
     def _inputs(self) -> str:
         """Return a digest of what a verdict depends on beside the commit itself."""
@@ -295,7 +295,7 @@ class Reconciler:
     def _changes(self, commit: str) -> list[policy.Change]:
         """Return what the commit brings; nothing if there is nothing yet to compare it with."""
         serves, rules = self._book.state.serves, self._settings.protected
-        if not serves:
+        if not serves or not self._source.has(serves):
             return []
         return policy.changes(self._source, serves, commit, self._settings.fleet, rules.paths)
 
@@ -313,7 +313,8 @@ class Reconciler:
                 self._book.end(attempt, Status.REFUSED, f"refused: {said}")
                 return True
         tried = [one for one in known.attempts if one.runs]
-        if not known.serves or (tried and tried[-1].status is not Status.PROMOTED):
+        is_known = known.serves and self._source.has(known.serves)
+        if not is_known or (tried and tried[-1].status is not Status.PROMOTED):
             return False  # what the hosts are at is for deploy.yml to see
         paths = self._source.changed(known.serves, attempt.commit)
         if policy.needs_rollout(paths, self._settings.fleet):

@@ -72,6 +72,10 @@ class Repository:
         )
         return found.text.strip() if found.status == 0 else ""
 
+    def has(self, commit: str) -> bool:
+        """Whether the mirror holds this commit."""
+        return bool(commit) and self._git("cat-file", "-e", f"{commit}^{{commit}}").status == 0
+
     def approvals(self, commit: str) -> list[str]:
         """Return the approval tags (annotated ones) on ``commit``, by their full names."""
         listed = self._must(

@@ -155,7 +155,8 @@ class Rollout:
             self._book.announce(attempt, "resumed", said)
         attempt.reverts += 1
         self._book.save()
-        tree = self._source.tree(self._book.state.serves or attempt.commit)
+        serves = self._book.state.serves
+        tree = self._source.tree(serves if self._source.has(serves) else attempt.commit)
         target = ("-e", f"rollback_release={attempt.previous}") if attempt.previous else ()
         run = self.play(tree, "rollback.yml", self._record(attempt), *target)
         if run.status == 0:

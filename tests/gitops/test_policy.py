@@ -134,7 +134,6 @@ class Fleet:
         bounds: dict[str, Any] | None = None,
         gates: dict[str, Any] | None = None,
         who: Person | None = None,
-        **files: str,
     ) -> str:
         """Commit a change of what is named, and return the commit."""
         spec = self.work / SPEC
@@ -146,9 +145,13 @@ class Fleet:
         if bounds:
             (self.work / THRESHOLDS).parent.mkdir(parents=True, exist_ok=True)
             (self.work / THRESHOLDS).write_text(yaml.safe_dump(bounds))
-        for name, text in files.items():
-            (self.work / name).write_text(text)
         return (who or self.alice).commit(self.work)
+
+    def put(self, name: str, text: str) -> None:
+        """Write a file of the work tree."""
+        path = self.work / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
 
     def changes(self) -> list[policy.Change]:
         """Return what the branch brings since what serves."""
@@ -216,8 +219,8 @@ def test_gates_loosened_in_a_merge_before_may_judge_the_change(fleet: Fleet) -> 
 def test_gates_tightened_with_a_change_are_not_loosened(fleet: Fleet) -> None:
     """Nor does a new gate loosen, or a changed batch size in the same file."""
     tight = with_(BOUNDS, "window.a.recall_ratio_min", 0.9)
-    (fleet.work / "gates").mkdir(exist_ok=True)
-    fleet.commit(index_topk=2048, bounds=tight, **{"gates/test_new.py": "x"})
+    fleet.put("gates/test_new.py", "x")
+    fleet.commit(index_topk=2048, bounds=tight)
     changes = fleet.changes()
     policy.refuse_loosened(changes)
     assert changes[0].loosened == []
@@ -225,9 +228,10 @@ def test_gates_tightened_with_a_change_are_not_loosened(fleet: Fleet) -> None:
 
 def test_a_gate_whose_code_changes_comes_alone(fleet: Fleet) -> None:
     """Nobody but a person can say whether it asks less now."""
-    (fleet.work / "gates").mkdir(exist_ok=True)
-    fleet.serves = fleet.commit(**{"gates/test_old.py": "assert True"})
-    fleet.commit(index_topk=512, **{"gates/test_old.py": "assert False"})
+    fleet.put("gates/test_old.py", "assert True")
+    fleet.serves = fleet.commit()
+    fleet.put("gates/test_old.py", "assert False")
+    fleet.commit(index_topk=512)
     with pytest.raises(PolicyError, match=r"gates/test_old\.py changes, together with"):
         policy.refuse_loosened(fleet.changes())
 
@@ -240,7 +244,8 @@ def test_a_plain_change_needs_nobody_else(fleet: Fleet) -> None:
 
 def test_what_is_protected_waits_for_another_signer(fleet: Fleet) -> None:
     """The sentence is what to type; with the tag it goes on."""
-    commit = fleet.commit(**{"ansible.cfg": "x"})
+    fleet.put("ansible.cfg", "x")
+    commit = fleet.commit()
     with pytest.raises(
         PolicyError, match=rf"second person.*ansible\.cfg.*git tag -s approve/{commit[:12]}"
     ):
@@ -258,23 +263,28 @@ def test_loosened_gates_wait_for_another_signer_wherever_they_are(fleet: Fleet) 
 
 def test_an_approval_of_a_later_commit_covers_what_came_before(fleet: Fleet) -> None:
     """One tag on the branch's commit is enough."""
-    fleet.commit(**{"ansible.cfg": "x"})
+    fleet.put("ansible.cfg", "x")
+    fleet.commit()
     fleet.bob.approve(fleet.work, fleet.commit(index_topk=512))
     assert fleet.approver() == fleet.bob.address
 
 
 def test_an_approval_of_an_earlier_commit_does_not_cover_what_came_after(fleet: Fleet) -> None:
     """What is protected changed again."""
-    fleet.bob.approve(fleet.work, fleet.commit(**{"ansible.cfg": "x"}))
-    fleet.commit(**{"ansible.cfg": "y"})
+    fleet.put("ansible.cfg", "x")
+    fleet.bob.approve(fleet.work, fleet.commit())
+    fleet.put("ansible.cfg", "y")
+    fleet.commit()
     with pytest.raises(PolicyError, match="second person"):
         fleet.approver()
 
 
 def test_nobody_approves_their_own(fleet: Fleet, mallory: Person) -> None:
     """Not who signed it, not who wrote a part of it, nobody who is not allowed or not asked."""
-    fleet.commit(who=fleet.bob, **{"ansible.cfg": "x"})
-    commit = fleet.commit(who=fleet.alice, **{"ansible.cfg": "y"})
+    fleet.put("ansible.cfg", "x")
+    fleet.commit(who=fleet.bob)
+    fleet.put("ansible.cfg", "y")
+    commit = fleet.commit()
     fleet.alice.approve(fleet.work, commit, "alice")
     fleet.bob.approve(fleet.work, commit, "bob")
     mallory.approve(fleet.work, commit, "mallory")
@@ -287,7 +297,8 @@ def test_nobody_approves_their_own(fleet: Fleet, mallory: Person) -> None:
 
 def test_only_who_is_named_approves_if_somebody_is(fleet: Fleet) -> None:
     """The settings may narrow it down."""
-    fleet.bob.approve(fleet.work, fleet.commit(**{"ansible.cfg": "x"}))
+    fleet.put("ansible.cfg", "x")
+    fleet.bob.approve(fleet.work, fleet.commit())
     with pytest.raises(PolicyError, match="is not among the approvers in the settings"):
         fleet.approver("carol@example.org")
     assert fleet.approver("Bob@example.org") == fleet.bob.address
