@@ -53,7 +53,7 @@ def read() -> Reading:
 
 
 def jump(known: Clock, found: Reading) -> float:
-    """Return by how many seconds the clock of day has jumped; after a reboot, only back is known."""
+    """Return by how many seconds the clock of day has jumped; over a reboot, only back is seen."""
     if known.boot == found.boot:
         return found.offset - known.offset
     return min(0.0, found.wall - known.wall)
@@ -69,9 +69,9 @@ def look(known: Clock | None, found: Reading) -> tuple[Clock, str]:
         since = found.since_boot
     if found.since_boot - since >= HOLD_SECONDS:
         return steady, ""
-    says = f"{datetime.fromtimestamp(found.wall, UTC):%Y-%m-%d %H:%M}Z"
-    return (
-        known.model_copy(update={"held_since": since}),
-        f"this machine's clock jumped by {by:+.0f} s, to {says}: nothing begins until it is back, "
-        f"or has stood for {HOLD_SECONDS / 60:.0f} minutes; see timedatectl",
+    said = (
+        f"this machine's clock jumped by {by:+.0f} s, to "
+        f"{datetime.fromtimestamp(found.wall, UTC):%Y-%m-%d %H:%M}Z: nothing begins until it is "
+        f"back, or has stood for {HOLD_SECONDS / 60:.0f} minutes; see timedatectl"
     )
+    return known.model_copy(update={"held_since": since}), said

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
-# What a playbook may know of its starter's environment; no secret that some other service put there.
+# What a playbook may know of its starter's environment: no secret that something else put there.
 PASSED = (
     "HOME",
     "LOGNAME",

@@ -48,6 +48,7 @@ class PolicyError(SeatrialError):
 class Change(NamedTuple):
     """What one merge loosens, what it touches that is protected, and what it moves on hosts."""
 
+    before: str
     commit: str
     loosened: list[str]
     protected: list[str]
@@ -99,7 +100,6 @@ def refuse_loosened(changes: Sequence[Change]) -> None:
 def approver(
     repository: Repository,
     changes: Sequence[Change],
-    steps: Sequence[Step],
     signer: signatures.Signer,
     rules: Protected,
     signers: Signers,
@@ -114,8 +114,7 @@ def approver(
     asked = [one for one in changes if one.loosened or one.protected]
     if not asked:
         return ""
-    touching = {one.commit for one in asked}
-    people = {one for step in steps if step.commit in touching for one in repository.people(step)}
+    people = {who for one in asked for who in repository.people(one.before, one.commit)}
     doubts: list[str] = []
     later = [one.commit for one in changes[changes.index(asked[-1]) :]]
     for commit in later:
@@ -157,6 +156,7 @@ def _change(repository: Repository, step: Step, fleet: str, protected: Sequence[
     ):
         judged.append(spec)
     return Change(
+        step.before,
         step.commit,
         [*_loosened(repository, step, old or {}, new or {}), *_loosened_programs(repository, step)],
         [path for path in step.paths if any(_is_under(path, one) for one in protected)],
@@ -192,10 +192,9 @@ def _loosened(
 def _loosened_programs(repository: Repository, step: Step) -> Iterator[str]:
     """Yield changed gates: nobody but a person can say whether their code asks less now."""
     for path in step.paths:
-        is_text = path.endswith(".md") or path.startswith(THRESHOLDS)
-        if path.startswith(GATES) and not is_text:
-            if repository.file(step.before, path) is not None:
-                yield f"{path} changes"
+        is_program = path.startswith(GATES) and not path.startswith(THRESHOLDS)
+        if is_program and not path.endswith(".md") and repository.file(step.before, path):
+            yield f"{path} changes"
 
 
 def easier(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") -> Iterator[str]:
@@ -229,7 +228,7 @@ def _excuses(where: str) -> bool:
 def _is_harder(where: str, before: Any, after: Any) -> bool:
     if _excuses(where) and (after is None or before is not None):
         return True  # an excuse less, or the same one in other words
-    if where.endswith("_min") or where.endswith((".samples", ".pairs", ".requests", ".repeats")):
+    if where.endswith(("_min", ".samples", ".pairs", ".requests", ".repeats")):
         return _is_less(before, after)
     return where.endswith("_max") and _is_less(after, before)
 

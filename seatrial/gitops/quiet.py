@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from seatrial.gitops import git
 
@@ -51,45 +51,32 @@ def stamps(paths: Iterable[Path]) -> Stamps:
     return {str(path): _stamp(path) for path in paths}
 
 
-def remember(
-    fleet: str,
-    *,
-    files: Stamps,
-    url: str,
-    branch: str,
-    seconds: int,
-    listed: str | None,
-    wake: float | None,
-    status: int,
-    heartbeat: Path | None,
-) -> None:
-    """Leave behind what a pass saw, at its end. Losing it costs one whole pass, so no sync.
+class Seen(NamedTuple):
+    """What a pass saw.
 
-    Parameters
-    ----------
-    listed
-        What the repository said; None if it did not answer.
-    wake
-        When something may come to another end though nothing has changed.
-    heartbeat
-        A file whose time says when the branch was looked at last.
+    Attributes:
+        listed: what the repository said; None if it did not answer.
+        wake: when something may come to another end though nothing has changed.
+        status: what the pass exited with.
+        heartbeat: a file whose time says when the branch was looked at last; empty if none.
     """
-    known = {
-        "boot": _boot(),
-        "offset": _offset(),
-        "wake": wake,
-        "files": files,
-        "url": url,
-        "branch": branch,
-        "seconds": seconds,
-        "listed": listed,
-        "status": status,
-        "heartbeat": str(heartbeat) if heartbeat else "",
-    }
+
+    files: Stamps
+    url: str
+    branch: str
+    seconds: int
+    listed: str | None
+    wake: float | None
+    status: int
+    heartbeat: str
+
+
+def remember(fleet: str, seen: Seen) -> None:
+    """Leave behind what a pass saw, at its end. Losing it costs one whole pass, so no sync."""
     path = _file(fleet)
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_suffix(".new")
-    new.write_text(json.dumps(known))
+    new.write_text(json.dumps({"boot": _boot(), "offset": _offset(), **seen._asdict()}))
     new.replace(path)
 
 

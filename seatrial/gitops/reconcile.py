@@ -1,70 +1,34 @@
 """The reconciler: one pass brings a fleet as near to its branch as it may come, and says why.
 
-The story of a commit, each step written to disk before it is taken:
+The story of a commit:
 
     noticed -> verified -> [waiting] -> planned -> rolling -> promoted
-                  |            |            |         |-> reverted   (deploy.yml took it back)
-                  v            v            v         `-> reverting -> reverted | failed
-               refused      refused      failed
-
-What ``deploy.yml`` does to hosts is its own affair: it repairs a split fleet and closes dead
-rollouts. A pass that finds an attempt begun and nobody at work was cut off: what the ledger says of
-it is taken; if it says no end, the same commit is rolled out once more, and after that taken back.
+                  |            |           |          |-> reverted   (deploy.yml took it back)
+                  v            v           v          `-> reverting -> reverted | failed
+               refused      refused     failed
 """
 
 from __future__ import annotations
 
 import errno
 import hashlib
-import os
-import shutil
-import sys
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Protocol
 
 import seatrial
-from seatrial import fleet_lock, ledger
+from seatrial import ledger
 from seatrial.errors import SeatrialError
-from seatrial.gitops import (
-    clock,
-    plan,
-    playbooks,
-    policy,
-    quiet,
-    signatures,
-    state,
-    story,
-    windows,
-)
+from seatrial.gitops import clock, plan, policy, quiet, signatures, state, story, windows
 from seatrial.gitops.lock import HeldError, Lock
+from seatrial.gitops.logbook import Channels, Logbook, Teller, log
 from seatrial.gitops.repository import Repository, UnreachableError
+from seatrial.gitops.rollout import Rollout
 from seatrial.gitops.settings import Settings, load
-from seatrial.gitops.state import Announcement, Attempt, Kind, Order, State, Status
+from seatrial.gitops.state import Attempt, DriftSeen, Order, Status
 
 REACHED, NOT_REACHED, HELD = 0, 3, 75
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-RUNS = 2
-"""A commit is rolled out, and once more if that was cut off."""
-REVERTS = 3
-AGAIN_SECONDS = 60
-"""Between two tries of what should end by itself."""
-FREE_BYTES = 64 * 2**20
-"""Below this on the disk of ledger or state nothing begins: its record might be torn."""
 LOCK_FILE = "requirements/control.lock"
-TOLD = {
-    "commit",
-    "sentence",
-    "gate",
-    "measured",
-    "bound",
-    "bound_is",
-    "unit",
-    "report",
-    "rollout",
-    "signer",
-    "began",
-}
 INSTALLED = Path(seatrial.__file__).resolve().parents[1]
 
 
@@ -72,100 +36,177 @@ class ReconcilerError(SeatrialError):
     """The reconciler cannot work."""
 
 
-class Teller(Protocol):
-    """Whoever makes announcements, and words notes."""
-
-    def announce(self, settings: Settings, announcement: Announcement) -> object:
-        """Tell people and machines."""
-
-    def note(self, announcement: Announcement) -> str:
-        """Return the text of the note on the commit."""
-
-
 class Reconciler:
     """One pass over one fleet, under its lock."""
 
     def __init__(self, settings: Settings, lock: Lock, teller: Teller) -> None:
-        self._settings, self._lock, self._teller = settings, lock, teller
-        self._folder = settings.state_dir
-        self._reports = Path.home() / ".local/state/seatrial" / settings.fleet / "reports"
-        self._ledger = self._reports.parent / "ledger.jsonl"
+        self._settings = settings
         source = settings.repository
-        self._repository = Repository(self._folder, source.url, source.branch, source.seconds)
-        self._state = state.load(self._folder, settings.fleet)
-        self._orders: list[Order] = []
-        self.listed: str | None = None
-        self.wake: datetime | None = None
-
-    @property
-    def state(self) -> State:
-        """What is known now."""
-        return self._state
+        self._source = Repository(settings.state_dir, source.url, source.branch, source.seconds)
+        self._book = Logbook(settings, lock, teller, self._source)
+        self._rollout = Rollout(self._book, self._source)
+        self._listed: str | None = None
 
     @property
     def is_reached(self) -> bool:
         """Whether the fleet serves what the branch says."""
-        return bool(self._state.head) and self._state.head == self._state.serves
+        known = self._book.state
+        return bool(known.head) and known.head == known.serves
 
     def run(self) -> None:
         """Finish what was cut off, then follow the branch until there is nothing more to do."""
-        if not self._has_room():
+        if not self._book.has_room():
             return
-        self._tell_all()
-        self._finish()
-        if self._state.running or not self._is_clock_steady():
+        self._book.tell_all()
+        self._rollout.finish()
+        if self._book.state.running or not self._is_clock_steady():
             return
         while self._follow():
             pass
+        self._source.forget_trees(self._book.state.serves)
+        self._book.over("control", "the reconciler works again")
 
-    def leave(self, seen: quiet.Stamps, status: int) -> None:
-        """Let the next poll know what would have to change before it has anything to do."""
-        if self._state.running and not self.wake:
+    def look_for_drift(self) -> None:
+        """Compare the hosts with the commit that serves; tell what is new, and heal if asked to."""
+        known = self._book.state
+        self._book.orders = state.orders(self._book.folder)
+        if not known.serves or known.running or not self._book.has_room():
             return
-        source, metrics = self._settings.repository, self._settings.tell.metrics_file
+        tree = self._source.tree(known.serves)
+        record = self._book.reports / "gitops/drift"
+        run = self._rollout.play(tree, plan.PLAYBOOK, record, "-e", f"fleet_state_dir={record}")
+        found = plan.found_in(record, run, known.serves)
+        if found is None:
+            self._book.trouble("drift", f"drift could not be looked for: {run.sentence}")
+            return
+        self._book.over("drift", "drift can be looked for again")
+        what = [f"{one['host']}: {one['what']}: {one['found']}" for one in found["differences"]]
+        digest = hashlib.sha256("\n".join(what).encode()).hexdigest()
+        was, known.drift = known.drift, DriftSeen(digest=digest, count=len(what))
+        self._book.save()
+        if not what and was and was.count:
+            self._book.say("recovered", "drift is gone: every host is what git says")
+        if not what or (was and was.digest == digest):
+            return
+        plan.write(record, found)
+        heals = self._settings.drift.heal and not self._book.order("pause")
+        more = f", and {len(what) - 2} more" if len(what) > 2 else ""
+        todo = "it is healed now" if heals else found["differences"][0]["todo"]
+        self._book.say("drift", f"drift: {'; '.join(what[:2])}{more}. Next: {todo}", str(record))
+        if heals:
+            self._heal(tree, record)
+
+    def _heal(self, tree: Path, record: Path) -> None:
+        run = self._rollout.play(tree, "deploy.yml", record)
+        if run.status == 0:
+            self._book.state.drift = None
+            self._book.save()
+            said = f"drift is healed: deploy.yml of {tree.name[:12]} ran"
+            self._book.say("healed", said, str(record))
+        else:
+            self._book.say("failed", f"drift could not be healed: {run.sentence}", str(record))
+
+    def tell_why_not(self, error: OSError | SeatrialError) -> None:
+        """Tell, once, what kept the pass from its end."""
+        if isinstance(error, SeatrialError):
+            self._book.trouble("control", f"the reconciler cannot work: {error}")
+        elif error.errno in NO_ROOM:
+            self._book.say_no_room(f"{error.filename or 'the state'}: {error.strerror}")
+
+    def leave(self, seen: quiet.Stamps) -> None:
+        """Let Prometheus know what is known, and the next poll what would give it something to do.
+
+        ``seen`` are the files that this pass went by.
+        """
+        tell, source, wake = self._settings.tell, self._settings.repository, self._book.wake
+        if tell.metrics_file:
+            from seatrial.gitops import metrics  # noqa: PLC0415 - a pass without it needs no library
+
+            found = self._book.state.drift
+            is_paused = self._book.order("pause") is not None
+            drift = found.count if found else None
+            try:
+                metrics.write(tell.metrics_file, self._book.state, is_paused=is_paused, drift=drift)
+            except OSError as error:
+                log(f"{tell.metrics_file}: cannot be written: {error.strerror}")
+        if self._book.state.running and wake is None:
+            return  # a disk without room: look again
         quiet.remember(
             self._settings.fleet,
-            files={**seen, **quiet.stamps([self._folder / state.FILE])},
-            url=source.url,
-            branch=source.branch,
-            seconds=source.seconds,
-            listed=self.listed,
-            wake=self.wake.timestamp() if self.wake else None,
-            status=status,
-            heartbeat=metrics,
+            quiet.Seen(
+                files={**seen, **quiet.stamps([self._book.folder / state.FILE])},
+                url=source.url,
+                branch=source.branch,
+                seconds=source.seconds,
+                listed=self._listed,
+                wake=wake.timestamp() if wake else None,
+                status=REACHED if self.is_reached else NOT_REACHED,
+                heartbeat=str(tell.metrics_file or ""),
+            ),
         )
 
-    # --- noticing and deciding
+    # --- noticing
 
     def _follow(self) -> bool:
         """Look at the branch and act on it; return whether it is worth to look again."""
-        self._orders = state.orders(self._folder)
+        known = self._book.state
+        self._book.orders = state.orders(self._book.folder)
         self._obey_retries()
         if not self._fetch():
             return False
-        head = self._repository.head()
-        branch = self._settings.repository.branch
+        head, branch = self._source.head(), self._settings.repository.branch
         if not head:
+<<<<<<< HEAD
             self._trouble(
                 "branch", f"{self._settings.repository.url} has no branch {branch} any more"
+=======
+            self._book.trouble(
+                "branch",
+                f"{self._settings.repository.url} has no branch {branch} any more; "
+                "what serves goes on serving",
+>>>>>>> gcore
             )
             return False
-        self._over("branch", f"the branch {branch} is back")
+        self._book.over("branch", f"the branch {branch} is back")
         self._adopt(head)
-        self._state.head = head
-        waiting = [one for one in self._state.attempts if one.status is Status.WAITING]
-        self._state.attempts = [
-            one for one in self._state.attempts if one not in waiting or one.commit == head
+        known.head = head
+        # Of commits that wait only the newest is kept: the one that the branch is at.
+        known.attempts = [
+            one for one in known.attempts if one.status is not Status.WAITING or one.commit == head
         ]
-        self._save()
-        attempt = self._state.attempt(head)
-        if head == self._state.serves or (attempt and self._is_settled(attempt)):
+        attempt = known.attempt(head)
+        if head == known.serves or (attempt and self._is_settled(attempt)):
+            self._book.save()
             return False
-        attempt = attempt or Attempt(commit=head, status=Status.WAITING, since=state.now())
-        if attempt not in self._state.attempts:
-            self._state.attempts.append(attempt)
+        if attempt is None:
+            attempt = Attempt(commit=head, status=Status.WAITING, since=state.now())
+            known.attempts.append(attempt)
         self._decide(attempt)
-        return attempt.is_final
+        return attempt.is_final and attempt.runs > 0
+
+    def _fetch(self) -> bool:
+        self._listed = None
+        try:
+            self._listed = self._source.fetch()
+        except UnreachableError as error:
+            self._book.trouble("repository", f"{error}; what serves goes on serving")
+            return False
+        self._book.over("repository", f"{self._settings.repository.url} answers again")
+        return True
+
+    def _adopt(self, head: str) -> None:
+        """Know what an operator rolled out by hand before there was a reconciler."""
+        known = self._book.state
+        if known.serves or known.attempts:
+            return
+        made = [one for one in story.stories(ledger.read(self._book.ledger)) if one.outcome]
+        if (
+            made
+            and made[-1].outcome == "promoted"
+            and self._source.is_ancestor(made[-1].commit, head)
+        ):
+            self._source.keep("serves", made[-1].commit)
+            known.serves, known.release = made[-1].commit, made[-1].release
 
     def _is_settled(self, attempt: Attempt) -> bool:
         """Whether the attempt has ended, and what refused it, if something did, is as it was."""
@@ -173,50 +214,75 @@ class Reconciler:
             return attempt.inputs == self._inputs()
         return attempt.is_final
 
+    def _inputs(self) -> str:
+        """Return a digest of what a verdict depends on beside the commit itself."""
+        digest = hashlib.sha256((self._listed or "").encode())
+        digest.update(self._settings.model_dump_json().encode())
+        digest.update(self._book.state.serves.encode())
+        for order in self._book.orders:
+            digest.update(order.model_dump_json().encode())
+        for path in watched(self._settings):
+            if path.is_file():
+                digest.update(path.read_bytes())
+        return digest.hexdigest()
+
+    def _obey_retries(self) -> None:
+        """Forget how an attempt ended, and others with the same content."""
+        known = self._book.state
+        for order in [one for one in self._book.orders if one.kind == "retry"]:
+            found = known.attempt(order.commit)
+            if found and found.is_final and found.commit != known.serves:
+                same = (found.content or found.commit,)
+                known.attempts = [
+                    one
+                    for one in known.attempts
+                    if one is not found and (one.commit == known.serves or one.content not in same)
+                ]
+                self._book.save()
+            state.withdraw(self._book.folder, "retry", order.commit)
+            self._book.orders.remove(order)
+
+    # --- verifying and deciding
+
     def _decide(self, attempt: Attempt) -> None:
         """Verify the commit; begin, or say why not."""
         attempt.inputs = self._inputs()
-        override = self._order("override", attempt.commit)
+        override = self._book.order("override", attempt.commit)
         attempt.override = f"{override.who}: {override.reason}" if override else ""
         try:
-            signer = self._verify(attempt, override)
-        except SeatrialError as error:
-            self._end(attempt, Status.REFUSED, f"refused: {error}")
+            signer = self._verify(attempt.commit, override)
+        except (policy.PolicyError, signatures.SignatureError) as error:
+            self._book.end(attempt, Status.REFUSED, f"refused: {error}")
             return
         attempt.signer = signer.name
+<<<<<<< HEAD
         attempt.content = policy.content(
             self._repository.files(attempt.commit), self._settings.fleet
         )
+=======
+        files = self._source.files(attempt.commit)
+        attempt.content = policy.content(files, self._settings.fleet)
+>>>>>>> gcore
         try:
             attempt.approver = self._second_person(attempt.commit, signer)
         except policy.PolicyError as error:
-            self._wait(attempt, str(error))
+            self._book.wait(attempt, str(error))
             return
-        if self._is_nothing_new(attempt) or self._may_not_begin(attempt, override):
-            return
-        self._begin(attempt)
+        if not self._is_nothing_new(attempt) and not self._is_held_up(attempt, override):
+            self._rollout.begin(attempt)
 
-    def _verify(self, attempt: Attempt, override: Order | None) -> signatures.Signer:
+    def _verify(self, commit: str, override: Order | None) -> signatures.Signer:
         """Return who signed the commit, if it may follow what serves.
 
         Raises:
-            SeatrialError: it may not; the message says why.
+            PolicyError: it may not.
+            SignatureError: nobody who may order it has.
         """
-        commit, serves = attempt.commit, self._state.serves
         if not (override and override.accept_history):
-            for before in dict.fromkeys((serves, self._last_tried())):
-                if before and not self._repository.is_ancestor(before, commit):
-                    what = "serves" if before == serves else "was tried last"
-                    raise policy.PolicyError(
-                        f"{commit[:12]} does not come after {before[:12]}, which {what}: the branch "
-                        "was rewritten or set back. Push a commit that follows it (git revert takes "
-                        "a change back); if it was rewritten on purpose: fab gitops.override "
-                        "--accept-history"
-                    )
-        signer = signatures.of_commit(self._repository, commit, self._settings.signers)
-        if serves and self._repository.is_ancestor(serves, commit):
-            policy.refuse_loosened(self._changes(commit))
-        wanted, installed = self._repository.file(commit, LOCK_FILE), INSTALLED / LOCK_FILE
+            self._refuse_rewritten(commit)
+        signer = signatures.of_commit(self._source, commit, self._settings.signers)
+        policy.refuse_loosened(self._changes(commit))
+        wanted, installed = self._source.file(commit, LOCK_FILE), INSTALLED / LOCK_FILE
         if wanted is not None and installed.exists() and wanted != installed.read_bytes():
             raise policy.PolicyError(
                 f"{commit[:12]} wants another {LOCK_FILE} than the control host has installed; run "
@@ -224,80 +290,77 @@ class Reconciler:
             )
         return signer
 
-    def _last_tried(self) -> str:
-        """Return the newest commit that hosts were asked to take."""
-        return next((one.commit for one in reversed(self._state.attempts) if one.runs), "")
+    def _refuse_rewritten(self, commit: str) -> None:
+        serves = self._book.state.serves
+        tried = next((one.commit for one in reversed(self._book.state.attempts) if one.runs), "")
+        for before in dict.fromkeys((serves, tried)):
+            if before and not self._source.is_ancestor(before, commit):
+                what = "serves" if before == serves else "was tried last"
+                raise policy.PolicyError(
+                    f"{commit[:12]} does not come after {before[:12]}, which {what}: the branch "
+                    "was rewritten or set back. Push a commit that follows it (git revert takes a "
+                    "change back); if it was rewritten on purpose: fab gitops.override "
+                    f"--accept-history --commit {commit[:12]}"
+                )
 
     def _changes(self, commit: str) -> list[policy.Change]:
-        rules, fleet = self._settings.protected, self._settings.fleet
-        return policy.changes(self._repository, self._state.serves, commit, fleet, rules.paths)
+        """Return what the commit brings; nothing if there is nothing yet to compare it with."""
+        serves, rules = self._book.state.serves, self._settings.protected
+        if not serves:
+            return []
+        return policy.changes(self._source, serves, commit, self._settings.fleet, rules.paths)
 
     def _second_person(self, commit: str, signer: signatures.Signer) -> str:
-        serves = self._state.serves
-        if not serves or not self._repository.is_ancestor(serves, commit):
-            return ""  # there is nothing yet that a change could be compared with
-        return policy.approver(
-            self._repository,
-            self._changes(commit),
-            self._repository.steps(serves, commit),
-            signer,
-            self._settings.protected,
-            self._settings.signers,
-        )
+        rules, signers = self._settings.protected, self._settings.signers
+        return policy.approver(self._source, self._changes(commit), signer, rules, signers)
 
     def _is_nothing_new(self, attempt: Attempt) -> bool:
         """Whether hosts and gates would see nothing new in the commit; then that is its end."""
-        commit, serves = attempt.commit, self._state.serves
-        same = next(
-            (
-                one
-                for one in self._state.attempts
-                if one.content == attempt.content
-                and one.status in (Status.REVERTED, Status.FAILED)
-                and one.commit != commit
-            ),
-            None,
-        )
-        if same:
-            attempt.began = same.began
-            said = f"{commit[:12]} changes nothing that {same.commit[:12]} was not tried with: "
-            self._end(attempt, Status.REFUSED, f"refused: {said}{same.sentence}")
-            return True
-        tried = [one for one in self._state.attempts if one.runs]
-        if not serves or (tried and tried[-1].status is not Status.PROMOTED):
+        known, short = self._book.state, attempt.commit[:12]
+        for one in known.attempts:
+            is_bad = one.status in (Status.REVERTED, Status.FAILED) and one is not attempt
+            if is_bad and one.content == attempt.content:
+                said = f"{short} brings nothing that {one.commit[:12]} did not: {one.sentence}"
+                self._book.end(attempt, Status.REFUSED, f"refused: {said}")
+                return True
+        tried = [one for one in known.attempts if one.runs]
+        if not known.serves or (tried and tried[-1].status is not Status.PROMOTED):
             return False  # what the hosts are at is for deploy.yml to see
-        paths = self._repository.changed(serves, commit)
+        paths = self._source.changed(known.serves, attempt.commit)
         if policy.needs_rollout(paths, self._settings.fleet):
             return False
-        self._serve(attempt, self._state.release)
-        what = "gates" if any(path.startswith(policy.GATES) for path in paths) else "documents"
-        self._end(
-            attempt,
-            Status.UNCHANGED,
-            f"{commit[:12]} changes only {what} that no host reads: nothing to roll out",
-        )
+        self._rollout.serve(attempt, known.release)
+        is_of_gates = any(path.startswith(policy.GATES) for path in paths)
+        what = "gates, and nothing" if is_of_gates else "nothing"
+        said = f"{short} changes {what} that a host has: no rollout"
+        self._book.end(attempt, Status.UNCHANGED, said)
         return True
 
-    def _may_not_begin(self, attempt: Attempt, override: Order | None) -> bool:
-        """Whether something holds the commit up; then it waits."""
+    def _is_held_up(self, attempt: Attempt, override: Order | None) -> bool:
+        """Whether something keeps the commit from beginning now; then it waits."""
         now = state.now()
-        pause = self._order("pause", "")
-        if pause:
-            self._wait(attempt, f"paused by {pause.who}: {pause.reason}")
+        if pause := self._book.order("pause"):
+            said = f"{attempt.commit[:12]} waits: paused by {pause.who}: {pause.reason}"
+            self._book.wait(attempt, said)
+            return True
+        if attempt.again and now < attempt.again:
+            self._book.sleep(attempt.again)
             return True
         if override:
             return False
-        if self._settings.approval and not self._order("approve", attempt.commit):
-            return self._is_not_approved(attempt, self._settings.approval.seconds, now)
+        if self._settings.approval and not self._book.order("approve", attempt.commit):
+            self._ask(attempt, self._settings.approval.seconds, now)
+            return True
         view = windows.look(self._settings.windows, now)
         if not view.is_open:
-            self._wait(attempt, view.why, until=view.until)
-            return True
-        return bool(attempt.again and now < attempt.again and self._sleep(attempt.again))
+            self._book.wait(attempt, f"{attempt.commit[:12]} waits: {view.why}", until=view.until)
+        return not view.is_open
 
-    def _is_not_approved(self, attempt: Attempt, seconds: int, now: datetime) -> bool:
+    def _ask(self, attempt: Attempt, seconds: int, now: datetime) -> None:
+        """Wait for a person's approval, until its time is over."""
         attempt.asked = attempt.asked or now
         until = attempt.asked + timedelta(seconds=seconds)
+<<<<<<< HEAD
         short = attempt.commit[:12]
         if now >= until:
             self._end(
@@ -636,19 +699,30 @@ class Reconciler:
             )
             self._lock.remember("disk", said)
             self._say("trouble", said)
+=======
+        short, by = attempt.commit[:12], f"{until:%Y-%m-%d %H:%M:%SZ}"
+        if now < until:
+            said = f"{short} waits for an approval until {by}: fab gitops.approve --commit {short}"
+            self._book.wait(attempt, said, until=until)
+        else:
+            said = f"refused: nobody approved {short} by {by}"
+            again = f"fab gitops.retry --commit {short} asks again"
+            self._book.end(attempt, Status.REFUSED, f"{said}; {again}")
+>>>>>>> gcore
 
     def _is_clock_steady(self) -> bool:
-        known, why = clock.look(self._state.clock, clock.read())
-        self._state.clock = known
+        known, why = clock.look(self._book.state.clock, clock.read())
+        self._book.state.clock = known
         if why:
-            self._sleep(state.now() + timedelta(seconds=AGAIN_SECONDS))
-            self._trouble("clock", why)
+            self._book.sleep(state.soon())
+            self._book.trouble("clock", why)
+            self._book.save()
             return False
-        self._over("clock", "this machine's clock is steady again")
+        self._book.over("clock", "this machine's clock is steady again")
         return True
 
-    # --- telling
 
+<<<<<<< HEAD
     def _tell_all(self) -> None:
         """Make the announcements that a pass before was cut off from, and push notes again."""
         for attempt in self._state.attempts:
@@ -722,6 +796,8 @@ class Reconciler:
             self._say("recovered", f"{sentence}, after {minutes:.0f} minutes")
 
 
+=======
+>>>>>>> gcore
 def one_pass(
     path: Path, fleet: str, *, is_drift: bool = False, teller: Teller | None = None
 ) -> int:
@@ -739,18 +815,8 @@ def one_pass(
     quiet.forget(fleet)
     try:
         with Lock(folder, fleet) as lock:
-            reconciler = Reconciler(settings, lock, teller or _teller())
-            try:
-                reconciler.look_for_drift() if is_drift else reconciler.run()
-            except OSError as error:
-                if error.errno not in NO_ROOM:
-                    raise
-                reconciler.say_disk(f"{error.filename or folder}: {error.strerror}")
-                return NOT_REACHED
-            status = REACHED if reconciler.is_reached else NOT_REACHED
-            if not is_drift:
-                reconciler.leave(seen, status)
-            return status
+            reconciler = Reconciler(settings, lock, teller or Channels())
+            return _pass(reconciler, seen, is_drift=is_drift)
     except HeldError as error:
         log(str(error))
         return HELD
@@ -758,10 +824,17 @@ def one_pass(
         raise ReconcilerError(f"{error.filename or folder}: {error.strerror or error}") from None
 
 
-def _teller() -> Teller:
-    from seatrial.gitops import tell  # noqa: PLC0415 - needs what only a real pass needs
-
-    return tell.Channels()
+def _pass(reconciler: Reconciler, seen: quiet.Stamps, *, is_drift: bool) -> int:
+    try:
+        if is_drift:
+            reconciler.look_for_drift()
+        else:
+            reconciler.run()
+            reconciler.leave(seen)
+    except (OSError, SeatrialError) as error:
+        reconciler.tell_why_not(error)
+        raise
+    return REACHED if reconciler.is_reached else NOT_REACHED
 
 
 def watched(settings: Settings) -> list[Path]:
@@ -770,8 +843,3 @@ def watched(settings: Settings) -> list[Path]:
     rings = [home / "pubring.kbx", home / "pubring.gpg"] if home else []
     own = [settings.signers.ssh] if settings.signers.ssh else []
     return [*own, *rings, INSTALLED / LOCK_FILE]
-
-
-def log(words: str) -> None:
-    """Say it to whoever started this, which is the journal as a rule."""
-    print(words, file=sys.stderr, flush=True)  # noqa: T201

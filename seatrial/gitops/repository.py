@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -115,7 +116,7 @@ class Repository:
         commits = [old, *reversed(line)] if parent.text.strip() == old else [old, new]
         return [
             Step(before, commit, self.changed(before, commit))
-            for before, commit in zip(commits, commits[1:], strict=False)
+            for before, commit in pairwise(commits)
         ]
 
     def changed(self, old: str, new: str) -> list[str]:
@@ -123,9 +124,9 @@ class Repository:
         listed = self._must("diff-tree", "-r", "-z", "--no-renames", "--name-only", old, new)
         return [path for path in listed.split("\0") if path]
 
-    def people(self, step: Step) -> set[str]:
-        """Return the addresses of everyone who wrote or committed what a step brings."""
-        listed = self._must("log", "--format=%ae%n%ce", f"{step.before}..{step.commit}")
+    def people(self, old: str, new: str) -> set[str]:
+        """Return the addresses of everyone who wrote or committed what came after ``old``."""
+        listed = self._must("log", "--format=%ae%n%ce", f"{old}..{new}")
         return {address.lower() for address in listed.split()}
 
     def subject(self, commit: str) -> str:
@@ -149,12 +150,11 @@ class Repository:
         self._must("worktree", "add", "--quiet", "--force", "--detach", str(path), commit)
         return path
 
-    def forget_trees(self, *kept: str) -> None:
-        """Remove the work trees of all commits but these."""
+    def forget_trees(self, kept: str) -> None:
+        """Remove the work trees of all commits but this one."""
         for path in self._trees.glob("*"):
-            if path.name not in kept:
+            if path.name != kept:
                 shutil.rmtree(path)
-        self._must("worktree", "prune")
 
     def note(self, commit: str, text: str) -> None:
         """Add ``text`` to the commit's note and push it, once, whoever else writes notes.

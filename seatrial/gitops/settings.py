@@ -6,6 +6,7 @@ there is one place to look. Secrets are named by file, never written down.
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from zoneinfo import ZoneInfo
@@ -108,8 +109,6 @@ class Window(_Strict):
     @field_validator("cron")
     @classmethod
     def _is_cron(cls, cron: str) -> str:
-        from datetime import UTC, datetime
-
         try:
             CronSim(cron, datetime.now(UTC))
         except CronSimError as error:

@@ -118,15 +118,17 @@ def _by_ssh(repository: Repository, found: _Object, allowed: Path | None) -> Sig
     )
     good = SSH_GOOD.search(said.err)
     if said.status or not good:
-        key = SSH_KEY.search(said.err)
-        why = _reason(said.err)
+        key, why = SSH_KEY.search(said.err), _reason(said.err)
+        if why:
+            raise SignatureError(
+                f"{found.shown} is signed with a key that was not good then: {why}"
+            )
         if not key:
             raise SignatureError(
                 f"{found.shown} carries an SSH signature that does not fit its content"
             )
         raise SignatureError(
-            f"{found.shown} is signed with the SSH key {key[1]}, "
-            + (f"not good at its own time ({why})" if why else f"which is not in {allowed}")
+            f"{found.shown} is signed with the SSH key {key[1]}, which is not in {allowed}"
         )
     name, key_id = good[1], good[2]
     with tempfile.NamedTemporaryFile("w", suffix=".sig") as file:
@@ -222,6 +224,8 @@ def _address(person: str) -> str:
 
 
 def _reason(said: str) -> str:
-    """Return what ssh-keygen says about a key's time."""
-    found = re.search(r": key (has expired|is not yet valid): (.+)$", said, re.MULTILINE)
-    return f"{found[1]}, {found[2]}" if found else ""
+    """Return what ssh-keygen says about a key that it knows and does not accept."""
+    found = re.search(
+        r": key ((?:has expired|is not yet valid|is not permitted).*)$", said, re.MULTILINE
+    )
+    return found[1] if found else ""

@@ -7,7 +7,7 @@ write the same file. Every write is atomic and synced.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
@@ -20,6 +20,7 @@ from seatrial.gitops.clock import Clock
 
 FILE = "state.json"
 ORDERS = "orders"
+AGAIN_SECONDS = 60
 KEPT = 200
 """Attempts that are remembered; older ones are of commits that the branch has long left behind."""
 
@@ -166,10 +167,17 @@ class Attempt(_Strict):
 
 
 class Trouble(_Strict):
-    """Something that keeps the reconciler from working; told once, and once more when it is over."""
+    """Something that keeps the reconciler from working; told once, and again when it is over."""
 
     since: datetime
     sentence: str
+
+
+class DriftSeen(_Strict):
+    """How many differences a look for drift found, and a digest that tells whether they are new."""
+
+    digest: str
+    count: int
 
 
 class State(_Strict):
@@ -182,7 +190,7 @@ class State(_Strict):
         release: the release that it made.
         troubles: by topic (repository, branch, clock, disk).
         clock: how this machine's clock went when this was written.
-        drift: digest of the drift that was told last; empty if none was found.
+        drift: what the last look for drift found; None if nobody has looked.
     """
 
     schema_: Annotated[Literal[1], Field(alias="schema")] = 1
@@ -193,7 +201,7 @@ class State(_Strict):
     attempts: list[Attempt] = []
     troubles: dict[str, Trouble] = {}
     clock: Clock | None = None
-    drift: str = ""
+    drift: DriftSeen | None = None
 
     def attempt(self, commit: str) -> Attempt | None:
         """Return the attempt to roll ``commit`` out, if there is one."""
@@ -228,6 +236,11 @@ class Order(_Strict):
 def now() -> datetime:
     """Return the present moment in UTC."""
     return datetime.now(UTC)
+
+
+def soon() -> datetime:
+    """Return when to try again what should end by itself."""
+    return now() + timedelta(seconds=AGAIN_SECONDS)
 
 
 def load(folder: Path, fleet: str) -> State:

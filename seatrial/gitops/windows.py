@@ -36,9 +36,7 @@ def look(windows: Sequence[Window], at: datetime) -> View:
     allowing = [one for one in windows if one.kind == "allow"]
     if not allowing or any(closing(one, at) for one in allowing):
         return View(True)
-    openings = [(opens, one) for one in allowing if (opens := opening(one, at))]
-    if not openings:
-        return View(False, None, "no window allows a rollout any more; see windows in the settings")
+    openings = [(opening(one, at), one) for one in allowing]
     until, window = min(openings, key=lambda pair: pair[0])
     return View(False, until, f"rollouts begin from {said(until, window)} on ({window.reason})")
 
@@ -51,10 +49,9 @@ def closing(window: Window, at: datetime) -> datetime | None:
     return closes if closes and closes > at else None
 
 
-def opening(window: Window, at: datetime) -> datetime | None:
-    """Return when the window opens next."""
-    opens = next(CronSim(window.cron, at.astimezone(ZoneInfo(window.timezone))), None)
-    return opens.astimezone(UTC) if opens else None
+def opening(window: Window, at: datetime) -> datetime:
+    """Return when the window opens next; the settings take no cron that never comes."""
+    return next(CronSim(window.cron, at.astimezone(ZoneInfo(window.timezone)))).astimezone(UTC)
 
 
 def said(moment: datetime, window: Window) -> str:
