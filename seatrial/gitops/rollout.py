@@ -106,8 +106,7 @@ class Rollout:
         elif told.outcome == "reverted":
             self._book.end(attempt, Status.REVERTED, told.reason)
         elif told.outcome == "failed":
-            # Without a release before it there is none to go back to.
-            if told.previous:
+            if told.is_left:
                 self._book.move(attempt, Status.REVERTING, told.reason)
             else:
                 self._book.end(attempt, Status.FAILED, told.reason)

@@ -13,7 +13,11 @@ from seatrial.report import GateResult, Report, deciding
 
 
 class Story(NamedTuple):
-    """One rollout. ``outcome`` is empty as long as nobody closed it; ``where`` it had come to."""
+    """One rollout. ``outcome`` is empty as long as nobody closed it; ``where`` it had come to.
+
+    ``is_left`` says that a failed one leaves the fleet between releases, and that it is ours to
+    bring back: cells had moved, or were found apart, and no other rollout took the fleet.
+    """
 
     rollout: str
     began: datetime
@@ -21,6 +25,7 @@ class Story(NamedTuple):
     release: str
     previous: str
     outcome: str
+    is_left: bool
     reason: str
     where: str
     gate: GateResult | None
@@ -46,6 +51,9 @@ def _story(begin: ledger.Event, events: Sequence[ledger.Event]) -> Story:
         release=str(begin.data.get("release", "")),
         previous=str(begin.data.get("previous", "")),
         outcome=str(end.get("outcome", "")),
+        is_left=not end.get("superseded")
+        and bool(end.get("moved", True) or begin.data.get("found"))
+        and bool(begin.data.get("previous")),
         reason=str(end.get("reason", "")),
         where=f"phase {last.phase} of cell {last.cell}" if last else "before the first phase",
         gate=_gate(events),

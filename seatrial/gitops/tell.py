@@ -6,7 +6,6 @@ Imported when there is something to tell: its libraries cost more than a poll ma
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -35,19 +34,6 @@ _WEIGHT: dict[Kind, str] = {
     "recovered": "success",
 }
 _DRAWN: tuple[Kind, ...] = ("began", "promoted", "reverted", "failed", "healed")
-
-
-class Channels:
-    """Whoever the reconciler talks to: the channels of the settings, and git by a note."""
-
-    def announce(self, settings: Settings, announcement: Announcement) -> None:
-        """Tell people and machines, and say on standard error who could not be told."""
-        for failure in announce(settings, announcement):
-            print(f"not told: {failure}", file=sys.stderr, flush=True)  # noqa: T201
-
-    def note(self, announcement: Announcement) -> str:
-        """Return the text of the note on the commit."""
-        return note.text(announcement)
 
 
 class _Channel(NamedTuple):
