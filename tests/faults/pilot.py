@@ -160,7 +160,7 @@ class Pilot:
         )
 
     def _make_clone(self) -> None:
-        """Clone the fleet's repository as people have it, with an inventory for this control host."""
+        """Clone the repository as people have it, with an inventory for this control host."""
         rehearsal.git("clone", "--quiet", self.fleet.repository, self.clone)
         self.git("remote", "set-url", "origin", f"ssh://git@{NAME}{BARE}")
         self.git("config", "core.sshCommand", f"{rehearsal.SOURCE}/rehearsal/ssh -F {SSH_CONFIG}")
