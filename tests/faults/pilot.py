@@ -299,7 +299,7 @@ class Pilot:
 
     def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> tuple[int, str]:
         """Deliver something to the webhook, and return status and answer."""
-        words = [f"--header={name}: {value}" for name, value in headers.items()]
+        words = [w for name, value in headers.items() for w in ("--header", f"{name}: {value}")]
         done = subprocess.run(
             [
                 *(*hosts.IN_NETWORK, "curl", "--silent", "--max-time", "20", "--data-binary", "@-"),
@@ -314,22 +314,18 @@ class Pilot:
 
     def places_of(self, secret: str) -> list[str]:
         """Return where on the pilot the text is found: files, journal, arguments, environments."""
-        quoted = shlex.quote(secret)
-        # Of every process; the one that searches is told by a file.
-        command = f"""
-            umask 077; printf %s {quoted} >/run/wanted
-            grep -rlaFs --exclude-dir=artifacts -f /run/wanted /etc /home /opt/seatrial-gitops/source /root /srv \
-              /tmp /var/lib /var/log /var/tmp /run/seatrial-gitops
-            journalctl --no-pager -o json -a | grep -qaF -f /run/wanted && echo journal
-            for place in cmdline environ; do
-              for one in /proc/[0-9]*/$place; do
-                [ "$one" = "/proc/$$/cmdline" ] || tr '\\0' '\\n' <$one 2>/dev/null |
-                  grep -qaF -f /run/wanted && echo $one
-              done
-            done
-            rm /run/wanted
-        """
-        return [line for line in self.ssh(f"sh -s <<'END'\n{command}\nEND").splitlines() if line]
+        wanted = ROOT / "srv/wanted"
+        wanted.touch(mode=0o600)
+        wanted.write_text(secret + "\n")
+        found = self.ssh(
+            "cd / && grep -rlaFs --exclude-dir=artifacts --exclude=wanted -f /srv/wanted "
+            "/etc /home /opt/seatrial-gitops/sources /root /srv /tmp /var/lib /var/log /var/tmp "
+            "/run/seatrial-gitops; "
+            "journalctl --no-pager -o json -a | grep -qaF -f /srv/wanted && echo journal; "
+            "grep -laFs -f /srv/wanted /proc/[0-9]*/cmdline /proc/[0-9]*/environ; true"
+        )
+        wanted.unlink()
+        return found.splitlines()
 
 
 def _from_here() -> dict[str, str]:
