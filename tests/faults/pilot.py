@@ -178,6 +178,8 @@ class Pilot:
         text = yaml.safe_dump({"ansible_python_interpreter": "/usr/bin/python3", **connection})
         (inventory / "group_vars/all/connection.yml").write_text(text)
         (inventory / "group_vars/control.yml").write_text(yaml.safe_dump(self._role_inputs()))
+        with (inventory / "group_vars/monitoring.yml").open("a") as monitoring:
+            monitoring.write("monitoring_control_hosts: [controller]\n")
         self.commit("Steer the fleet from the pilot")
 
     def _role_inputs(self) -> dict[str, Any]:

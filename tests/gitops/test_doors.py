@@ -308,6 +308,13 @@ def test_a_push_to_the_tracked_branch_knocks_and_tells_the_pusher(bare: Bare) ->
     assert "refs/notes/rollouts" in said
 
 
+def test_the_push_of_an_approval_knocks(bare: Bare) -> None:
+    """Whoever approved does not wait for the next poll either."""
+    bare.git("tag", "approve/0123456789ab")
+    bare.git("push", "origin", "approve/0123456789ab")
+    assert bare.knock.exists()
+
+
 def test_a_push_to_another_ref_does_not_knock(bare: Bare) -> None:
     """Neither a branch beside it, nor the notes that the reconciler itself pushes."""
     said = bare.git("push", "origin", "HEAD:topic", "HEAD:refs/notes/rollouts").stderr
