@@ -40,6 +40,24 @@ ROOT = rehearsal.STATE / "hosts" / NAME / "root"
 SSH_CONFIG = rehearsal.STATE / "ssh_config"
 ANN, BOB = "ann@example.org", "bob@example.org"
 PEOPLE = (ANN, BOB)
+TOLD = "10.77.0.1:8099"
+"""Where those listen who are told."""
+
+LISTENER = """
+import http.server, json, sys
+class Heard(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with open(sys.argv[1], "a") as out:
+            out.write(json.dumps({"path": self.path, "body": body}) + "\\n")
+        self.send_response(200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+    def log_message(self, *_):
+        pass
+http.server.ThreadingHTTPServer(("10.77.0.1", 8099), Heard).serve_forever()
+"""
 
 
 @dataclass
@@ -53,7 +71,8 @@ class Pilot:
 
     fleet: Fleet
     inputs: dict[str, Any] = field(default_factory=dict)
-    secrets: dict[str, str] = field(default_factory=dict)
+    secrets: dict[str, Any] = field(default_factory=dict)
+    _listener: subprocess.Popen[bytes] | None = None
 
     @property
     def work(self) -> Path:
@@ -72,7 +91,7 @@ class Pilot:
         shutil.rmtree(self.work, ignore_errors=True)
         self.work.mkdir(parents=True)
         for person in PEOPLE:
-            self._keygen(person)
+            self.make_key(person)
         self._mount()
         hosts.verb("up", NAME)
         self._furnish()
@@ -107,7 +126,34 @@ class Pilot:
             out.write(done.stdout + done.stderr)
         assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
-    def _keygen(self, person: str) -> None:
+    # --- who is told ---
+
+    def listen(self) -> None:
+        """Let a forge, a chat and Grafana listen on this machine; they keep what they hear."""
+        self.heard_file.touch()
+        self._listener = subprocess.Popen(
+            [*hosts.IN_NETWORK, sys.executable, "-c", LISTENER, str(self.heard_file)],
+            stdin=subprocess.DEVNULL,
+        )
+
+    def stop_listening(self) -> None:
+        """End them."""
+        if self._listener:
+            self._listener.kill()
+            self._listener.wait()
+
+    @property
+    def heard_file(self) -> Path:
+        """Return where they keep it."""
+        return self.work / "heard.jsonl"
+
+    def heard(self, path: str) -> list[dict[str, Any]]:
+        """Return what was posted to paths that begin so."""
+        lines = [json.loads(line) for line in self.heard_file.read_text().splitlines()]
+        return [line["body"] for line in lines if line["path"].startswith(path)]
+
+    def make_key(self, person: str) -> None:
+        """Make the key with which the person signs."""
         path = self.key(person)
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", path], check=True)
 
@@ -156,7 +202,9 @@ class Pilot:
             f"{HOME}/.cache/seatrial && "
             f"chmod 700 {HOME}/.ssh /home/git/.ssh && chmod 600 {HOME}/.ssh/seatrial && "
             "mkdir -p /srv/git && chown git: /srv/git && "
-            f"runuser -u git -- git init -q --bare --shared=group -b main {BARE}"
+            f"runuser -u git -- git init -q --bare --shared=group -b main {BARE} && "
+            # Whoever may push may rewrite: what comes of it is the reconciler's to say.
+            f"runuser -u git -- git -C {BARE} config receive.denyNonFastForwards false"
         )
 
     def _make_clone(self) -> None:
@@ -288,6 +336,14 @@ class Pilot:
         while self.ssh(f"systemctl is-active {self.unit}", check=False).strip() == "activating":
             assert time.monotonic() < deadline, self.journal()[-4000:]
             time.sleep(0.2)
+
+    def await_phase(self, phase: str, cell: str = "one", seconds: float = 300) -> None:
+        """Wait until a rollout that is under way enters the phase in the cell."""
+        deadline = time.monotonic() + seconds
+        before = len(self.events)
+        while not any((e.cell, e.phase) == (cell, phase) for e in self.events[before:]):
+            assert time.monotonic() < deadline, f"no {phase}: {self.journal()[-3000:]}"
+            time.sleep(0.1)
 
     def kill(self) -> None:
         """Kill the reconciler and the playbook that it runs, as the kernel does."""
