@@ -12,7 +12,8 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 # What the driver and Ansible need; rehearsal/hosts.sh sees to what the hosts need.
 REHEARSAL_PROGRAMS := git=git ssh=openssh-client nsenter=util-linux zstd=zstd
 # The linters, and the programs that tests ask whether they accept a template.
-CHECK_PROGRAMS := git=git shellcheck=shellcheck zstd=zstd systemd-analyze=systemd haproxy=haproxy
+CHECK_PROGRAMS := git=git shellcheck=shellcheck zstd=zstd systemd-analyze=systemd haproxy=haproxy \
+  webhook=webhook gpg=gnupg ssh-keygen=openssh-client
 
 SHELL_SCRIPTS = $(shell git ls-files --cached --others --exclude-standard -- '*.sh' .ci/run \
   rehearsal/ssh rehearsal/sh)

@@ -186,9 +186,9 @@ def test_a_body_that_was_changed_is_refused(github: Door) -> None:
 def test_gitlab_wakes_by_its_secret_and_once_for_each_event(gitlab: Door) -> None:
     """GitLab sends the secret as it is, and a key that is new with each event."""
     event = {"X_Gitlab_Token": SECRET, "Idempotency_Key": "2b8dd5c5-91b5-4b55-9d05-2a0b0f2f7a01"}
-    assert gitlab.post(**event).status_code == 200
+    assert gitlab.post(BODY, **event).status_code == 200
     assert gitlab.was_knocked()
-    assert gitlab.post(**event).status_code == 409
+    assert gitlab.post(BODY, **event).status_code == 409
     new = "2b8dd5c5-91b5-4b55-9d05-2a0b0f2f7a02"
     assert gitlab.post(X_Gitlab_Token="wrong", Idempotency_Key=new).status_code == 403
     assert gitlab.post(X_Gitlab_Token=SECRET).status_code == 401
@@ -306,6 +306,13 @@ def test_a_push_to_the_tracked_branch_knocks_and_tells_the_pusher(bare: Bare) ->
     assert bare.knock.exists()
     assert f"remote: seatrial: fleet {FLEET} looks at main now" in said
     assert "refs/notes/rollouts" in said
+
+
+def test_the_push_of_an_approval_knocks(bare: Bare) -> None:
+    """Whoever approved does not wait for the next poll either."""
+    bare.git("tag", "approve/0123456789ab")
+    bare.git("push", "origin", "approve/0123456789ab")
+    assert bare.knock.exists()
 
 
 def test_a_push_to_another_ref_does_not_knock(bare: Bare) -> None:

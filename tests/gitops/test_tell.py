@@ -266,7 +266,11 @@ def test_a_channel_that_hangs_holds_nobody_up(
     """It is left behind and named."""
     monkeypatch.setattr(tell, "TELL_SECONDS", 0.5)
     hold = threading.Event()
-    machine.answer = lambda _: bool(hold.wait(10)) and None
+
+    def hang(_: BaseHTTPRequestHandler) -> None:
+        hold.wait(10)
+
+    machine.answer = hang
     began = time.monotonic()
     said = tell.announce(
         of({"grafana": {"url": machine.url, "token_file": secret(tmp_path)}}), REVERTED
