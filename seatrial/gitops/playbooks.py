@@ -67,7 +67,10 @@ class Run(NamedTuple):
         for one in self.reasons:
             if one.is_silent:
                 silent.setdefault(one.said, []).append(one.host)
-        said = [f"no answer from {', '.join(hosts)} ({why})" for why, hosts in silent.items()]
+        said = [
+            f"no answer from {', '.join(dict.fromkeys(hosts))} ({why})"
+            for why, hosts in silent.items()
+        ]
         loud = [one for one in self.reasons if not one.is_silent]
         if loud:
             last = (one for one in loud if one.task == loud[-1].task)
