@@ -87,6 +87,7 @@ class Logbook:
         self.state = state.load(self.folder, settings.fleet)
         self.orders: list[Order] = []
         self.wake: datetime | None = None
+        self._takes_notes = settings.repository.notes
 
     def save(self) -> None:
         """Write down what is known."""
@@ -175,11 +176,12 @@ class Logbook:
             self.announce(attempt, kind)
             attempt.is_told = True
             self.save()
-        if attempt.is_final and not attempt.is_noted and self.settings.repository.notes:
+        if attempt.is_final and not attempt.is_noted and self._takes_notes:
             try:
                 text = self._teller.note(self._announcement(attempt, kind))
                 self._source.note(attempt.commit, text)
             except SeatrialError as error:
+                self._takes_notes = False  # for this pass; the next one tries again
                 self.sleep(state.soon())
                 log(f"note on {attempt.commit[:12]}: {error}")
                 return

@@ -37,7 +37,7 @@ PASSED = (
     "no_proxy",
 )
 GRACE_SECONDS = 60
-LIMIT = 600
+LIMIT = 400
 
 
 class Reason(NamedTuple):
@@ -63,8 +63,14 @@ class Run(NamedTuple):
         """Why it failed: the last task that did, and which hosts did not answer."""
         if self.is_late:
             return f"{self.playbook} took too long and was ended; see {self.log}"
-        silent = {one.host: one.said for one in self.reasons if one.is_silent}
-        said = [f"{host} does not answer ({why})" for host, why in silent.items()]
+        silent: dict[str, list[str]] = {}
+        for one in self.reasons:
+            if one.is_silent:
+                silent.setdefault(one.said, []).append(one.host)
+        said = [
+            f"no answer from {', '.join(dict.fromkeys(hosts))} ({why})"
+            for why, hosts in silent.items()
+        ]
         loud = [one for one in self.reasons if not one.is_silent]
         if loud:
             last = (one for one in loud if one.task == loud[-1].task)

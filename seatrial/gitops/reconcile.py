@@ -247,7 +247,7 @@ class Reconciler:
         try:
             signer = self._verify(attempt.commit, override)
         except (policy.PolicyError, signatures.SignatureError) as error:
-            self._book.end(attempt, Status.REFUSED, f"refused: {error}")
+            self._book.end(attempt, Status.REFUSED, str(error))
             return
         attempt.signer = signer.name
         files = self._source.files(attempt.commit)
@@ -310,7 +310,7 @@ class Reconciler:
             is_bad = one.status in (Status.REVERTED, Status.FAILED) and one is not attempt
             if is_bad and one.content == attempt.content:
                 said = f"{short} brings nothing that {one.commit[:12]} did not: {one.sentence}"
-                self._book.end(attempt, Status.REFUSED, f"refused: {said}")
+                self._book.end(attempt, Status.REFUSED, said)
                 return True
         tried = [one for one in known.attempts if one.runs]
         is_known = known.serves and self._source.has(known.serves)
@@ -355,7 +355,7 @@ class Reconciler:
             said = f"{short} waits for an approval until {by}: fab gitops.approve --commit {short}"
             self._book.wait(attempt, said, until=until)
         else:
-            said = f"refused: nobody approved {short} by {by}"
+            said = f"nobody approved {short} by {by}"
             again = f"fab gitops.retry --commit {short} asks again"
             self._book.end(attempt, Status.REFUSED, f"{said}; {again}")
 

@@ -173,6 +173,8 @@ class Repository:
             )
             if fetched.status and "find remote ref" not in fetched.err:
                 raise UnreachableError(f"{self._url} does not answer ({fetched.last_word})")
+            if fetched.status:  # what is here could not be pushed before
+                self._must("update-ref", "-d", NOTES)
             shown = self._git("notes", f"--ref={NOTES}", "show", commit)
             if shown.status == 0 and text.strip() in shown.text:
                 return

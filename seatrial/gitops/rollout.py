@@ -36,14 +36,14 @@ class Rollout:
         found = plan.found_in(record, run, attempt.commit)
         if found is None:
             attempt.runs = 1  # one attempt for each commit, also where it ends early
-            said = f"failed before anything moved: {run.sentence}"
+            said = f"nothing was moved: {run.sentence}"
             self._book.end(attempt, Status.FAILED, said)
             return
         plan.write(record, found)
         attempt.release = str(found["release"])
         attempt.began = state.now()
         override = f" (override by {attempt.override})" if attempt.override else ""
-        sentence = f"rolling out: {plan.summary(found)}{override}"
+        sentence = f"{plan.summary(found)}{override}"
         self._book.move(attempt, Status.ROLLING, sentence)
         self._book.announce(attempt, "began")
         self._deploy(attempt)
@@ -129,7 +129,7 @@ class Rollout:
             attempt.again = state.soon()
             self._book.wait(attempt, run.sentence, until=attempt.again)
         elif run.status > 0 and not run.is_late:
-            said = f"failed before anything moved: {run.sentence}"
+            said = f"nothing was moved: {run.sentence}"
             self._book.end(attempt, Status.FAILED, said)
 
     def _resume(self, attempt: Attempt) -> None:

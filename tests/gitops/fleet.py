@@ -203,6 +203,7 @@ class Fleet:
         for process in self._started:
             if process.poll() is None:
                 kill(process, playbook=True)
+        self._started = []
 
     def hold(self, phase: str) -> Path:
         """Let rollouts wait in this phase."""
@@ -248,7 +249,7 @@ class Fleet:
         return run("git", "notes", "--ref=rollouts", "show", commit, cwd=self.origin)
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = 240) -> None:
     """Wait until something is true."""
     end = time.monotonic() + seconds
     while not condition():

@@ -4,27 +4,14 @@ from __future__ import annotations
 
 import platform
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from seatrial.gitops import state
 from seatrial.gitops.state import Status
 from tests.gitops.fleet import Fleet, kill, wait_for
-from tests.gitops.people import Person
 
 PHASES = ("drain", "activate", "gate", "promote", "record")
-
-
-@pytest.fixture
-def serving(tmp_path: Path, home: Path, alice: Person, bob: Person) -> Iterator[Fleet]:
-    """Return a fleet that serves its first commit."""
-    made = Fleet(tmp_path / "f", home, alice, bob)
-    made.merge(1024)
-    made.poll()
-    yield made
-    made.end()
 
 
 def killed_in(fleet: Fleet, phase: str, *, playbook: bool) -> str:
@@ -66,7 +53,7 @@ def test_a_rollout_goes_on_when_its_reconciler_is_killed_and_its_end_is_taken_ov
     process = serving.start()
     wait_for(lambda: any(e.phase == "gate" for e in serving.events[fleet_before(serving) :]))
     kill(process, playbook=False)
-    assert serving.start().wait(60) == 75
+    assert serving.start().wait(240) == 75
     assert (
         f"reconciler {process.pid} on {platform.node()}, which is gone; the playbook that it "
         f"started still runs (running deploy.yml of {commit[:12]})"
@@ -83,12 +70,12 @@ def test_two_reconcilers_at_once_one_works_and_the_other_says_who(serving: Fleet
     held, commit = serving.hold("gate"), serving.merge(2048)
     first = serving.start()
     wait_for(lambda: any(e.phase == "gate" for e in serving.events[fleet_before(serving) :]))
-    assert serving.start().wait(60) == 75
+    assert serving.start().wait(240) == 75
     assert f"fleet toy is in the hands of reconciler {first.pid}" in serving.said
     assert f"running deploy.yml of {commit[:12]}; nothing to do here" in serving.said
     newer = serving.merge(4096)
     held.unlink()
-    assert first.wait(60) == 0
+    assert first.wait(240) == 0
     # What came meanwhile is not forgotten: the one that worked has looked again.
     assert serving.rollouts[1:] == [commit, newer]
 
@@ -137,6 +124,6 @@ def test_what_was_done_and_not_told_is_told_by_the_next_start(serving: Fleet) ->
     state.save(serving.state_dir, known)
     (promoted,) = serving.poll()
     assert (promoted.kind, promoted.commit) == ("promoted", commit)
-    assert serving.note(commit).count("promoted:") == 1
+    assert serving.note(commit) == f"promoted: {promoted.sentence}"
     shutil.rmtree(serving.state_dir / "trees")
     assert serving.poll() == []

@@ -11,7 +11,7 @@ import pytest
 
 from seatrial.gitops import quiet, state
 from seatrial.gitops.state import Status
-from tests.gitops.fleet import Fleet, Heard
+from tests.gitops.fleet import Fleet
 from tests.gitops.people import Person, allow, run
 
 
@@ -21,40 +21,12 @@ def fleet(tmp_path: Path, home: Path, alice: Person, bob: Person) -> Fleet:
     return Fleet(tmp_path / "f", home, alice, bob)
 
 
-@pytest.fixture(scope="module")
-def served(
-    tmp_path_factory: pytest.TempPathFactory, alice: Person, bob: Person
-) -> tuple[Fleet, Path]:
-    """Return a fleet that serves its first commit, and a copy of everything it is made of."""
-    root = tmp_path_factory.mktemp("served")
-    home, kept = root / "now/home", root / "kept"
-    home.mkdir(parents=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HOME", str(home))
-        made = Fleet(root / "now/f", home, alice, bob)
-        made.merge(1024)
-        assert made.kinds() == ["began", "promoted"]
-    shutil.copytree(root / "now", kept, symlinks=True)
-    return made, kept
-
-
-@pytest.fixture
-def serving(served: tuple[Fleet, Path], monkeypatch: pytest.MonkeyPatch) -> Fleet:
-    """Return the fleet as it was when it began to serve."""
-    made, kept = served
-    shutil.rmtree(made.home.parent)
-    shutil.copytree(kept, made.home.parent, symlinks=True)
-    monkeypatch.setenv("HOME", str(made.home))
-    made.heard = Heard()
-    return made
-
-
 def test_a_merge_is_rolled_out_once_and_noted(fleet: Fleet) -> None:
     """A second pass does nothing; the plan is in the record, the verdict on the commit."""
     commit = fleet.merge(1024)
     began, promoted = fleet.poll()
     assert (began.kind, promoted.kind) == ("began", "promoted")
-    assert began.sentence == "rolling out: index_topk 1 -> 2 on 1 hosts"
+    assert began.sentence == "index_topk 1 -> 2 on 1 hosts"
     assert promoted.signer == fleet.alice.address
     assert (promoted.serves, promoted.branch_at) == (commit, commit)
     assert fleet.status == 0
@@ -93,11 +65,10 @@ def test_a_bad_merge_is_reverted_remembered_and_a_newer_one_goes_on(serving: Fle
 
 def test_a_retry_tries_a_failed_commit_again(serving: Fleet) -> None:
     """And nothing else does."""
-    bad = serving.merge(512)
-    serving.poll()
+    bad = serving.merge(2048, wrong=1)
+    assert serving.kinds() == ["failed"]
     serving.order("retry", bad)
-    assert serving.kinds() == ["began", "reverted"]
-    assert serving.rollouts.count(bad) == 2
+    assert serving.kinds() == ["failed"]
     assert serving.poll() == []
 
 
@@ -161,8 +132,9 @@ def test_a_refusal_is_looked_at_again_when_the_signers_change(serving: Fleet) ->
     assert "which is not in" in refused.sentence
     both = (serving.alice, serving.bob)
     allow(serving.signers, *(f"{one.address} {one.key}" for one in both))
-    assert serving.kinds() == ["began", "promoted"]
-    assert serving.state.serves == commit
+    serving.order("pause")
+    assert serving.kinds() == ["waiting"]
+    assert serving.attempt(commit).signer == serving.alice.address
 
 
 @pytest.mark.parametrize("is_tried", [True, False], ids=["promoted", "reverted"])
@@ -200,7 +172,7 @@ def test_a_spec_that_is_wrong_fails_before_anything_moves(serving: Fleet) -> Non
     serving.merge(2048, wrong=1)
     (failed,) = serving.poll()
     assert failed.sentence == (
-        "failed before anything moved: wrong: should be absent: the serving spec has no such key"
+        "nothing was moved: wrong: should be absent: the serving spec has no such key"
     )
     assert serving.poll() == []
 
@@ -308,7 +280,8 @@ def test_after_a_jump_of_the_clock_nothing_begins(serving: Fleet) -> None:
     assert known.clock
     known.clock.offset += 86400
     state.save(serving.state_dir, known)
-    assert serving.kinds() == ["recovered", "began", "promoted"]
+    serving.order("pause")
+    assert serving.kinds() == ["recovered", "waiting"]
 
 
 def test_a_broken_channel_stops_nothing_and_what_was_not_told_is_told(serving: Fleet) -> None:
