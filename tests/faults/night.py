@@ -48,6 +48,8 @@ class Night:
             problems = self._play(case, stage)
         finally:
             stage.stop_probe()
+        # At once, for whoever watches a run of hours.
+        (folder / "problems.txt").write_text("\n".join(problems))
         row = stage.row(case.fault, case.phase)
         assert not problems, f"{case.name}:\n" + "\n".join(problems)
         report.keep(row)
