@@ -147,18 +147,19 @@ class Stage:
 
     def repair(self) -> Deploy:
         """Run the next deploy, and wait until it has ended promoted or with nothing to do."""
-        unfinished = [one for one in self.deploys if one.was_killed]
+        # What they had written when they died, which may be nothing.
+        unfinished = [one.events for one in self.deploys if one.was_killed]
         again = self.succeeds(self.deploy())
         begin = next((event for event in again.events if event.event == "begin"), None)
         found = str(begin.data.get("found", "")) if begin else ""
         if found:
             assert found in again.output
             self.reported = "split, reported, repaired: "
-        if unfinished and unfinished[-1].events:
+        if unfinished and unfinished[-1]:
             died = [
                 one for one in ledger.read(self.fleet.ledger) if one.data.get("outcome") == "died"
             ]
-            assert unfinished[-1].events[0].rollout in {one.rollout for one in died}
+            assert unfinished[-1][0].rollout in {one.rollout for one in died}
         return again
 
     def come_back(self) -> None:
