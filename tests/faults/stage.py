@@ -364,14 +364,20 @@ class Stage:
         return sorted(Request(**json.loads(line)) for line in lines if line.endswith("}"))
 
     def settle(self) -> None:
-        """Wait until both cells answer as one release, and note when that was."""
+        """Wait until every server is up and both cells answer, and note when that was."""
         deadline = time.monotonic() + SETTLE_SECONDS
-        while time.monotonic() < deadline:
-            last = [one for one in self.requests() if one.end > time.time() - TAIL_SECONDS]
-            if {one.cell for one in last if one.status == 200} >= set(hosts.CELLS):
-                break
+        while time.monotonic() < deadline and not self._is_settled():
             time.sleep(0.5)
         self.recovered_at = self.recovered_at or time.time()
+
+    def _is_settled(self) -> bool:
+        last = [one for one in self.requests() if one.end > time.time() - TAIL_SECONDS]
+        if {one.cell for one in last if one.status == 200} < set(hosts.CELLS):
+            return False
+        try:
+            return all(host.is_active for host in hosts.look().values())
+        except (AssertionError, ValueError, subprocess.TimeoutExpired):
+            return False
 
     def judge(self) -> list[str]:
         """Return a sentence for each thing that is not as it must be at the end of a case."""
