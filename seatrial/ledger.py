@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -54,19 +55,27 @@ class Phase(BaseModel):
 def append(path: Path, event: Event) -> None:
     """Add one line and sync it to the disk, and the folder too when the file is new.
 
-    A line that a power loss tore in half is closed with a newline first, so that it spoils nothing.
+    A line that a power loss tore in half is closed with a newline first, so that it spoils nothing;
+    one that a full disk cuts off is taken back, and the error raised.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     is_new = not path.exists()
     line = json.dumps(event.model_dump(by_alias=True, mode="json"), sort_keys=True) + "\n"
-    with path.open("ab+") as file:
-        if file.tell():
+    with path.open("ab+", buffering=0) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        end = file.seek(0, os.SEEK_END)
+        if end:
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":
                 line = "\n" + line
-        file.write(line.encode())
-        file.flush()
-        os.fsync(file.fileno())
+        rest = line.encode()
+        try:
+            while rest:
+                rest = rest[file.write(rest) :]
+            os.fsync(file.fileno())
+        except OSError:
+            file.truncate(end)
+            raise
     if is_new:
         folder = os.open(path.parent, os.O_RDONLY)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -48,6 +49,23 @@ def test_a_torn_line_spoils_neither_what_is_before_nor_what_comes_after(tmp_path
     ledger.append(path, STORY[0])
     with path.open("a") as file:
         file.write('{"schema": 1, "time": "2026')
+    ledger.append(path, STORY[1])
+    assert ledger.read(path) == STORY[:2]
+
+
+def test_a_line_that_a_full_disk_cuts_off_is_taken_back(tmp_path: Path) -> None:
+    """The kernel writes what has room and then refuses, as at the limit that is set here."""
+    path = tmp_path / "ledger.jsonl"
+    ledger.append(path, STORY[0])
+    before = path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 10, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            ledger.append(path, STORY[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == before
     ledger.append(path, STORY[1])
     assert ledger.read(path) == STORY[:2]
 

@@ -146,6 +146,18 @@ def test_units_name_resolved_paths_and_their_release(rendered: Any) -> None:
                 assert f"/opt/seatrial/builds/{BUILD}/bin/python" in text
 
 
+def test_router_waits_for_servers_as_long_as_its_process_lives(rendered: Any) -> None:
+    """A host that is away would use up the starts of the router beside it; a server's wait ends."""
+    found, hosts, _ = rendered
+    limit = found.timeouts.ready_seconds + found.timeouts.stop_seconds + 10
+    for files in hosts.values():
+        for name, text in files.items():
+            if name.startswith("units/"):
+                is_router = name.endswith("sglang-router.service")
+                assert f"\nTimeoutStartSec={'infinity' if is_router else limit}\n" in text
+                assert ("ready --seconds infinity http" in text) == is_router
+
+
 def test_units_keep_their_hygiene(rendered: Any) -> None:
     """What section 10 of SGLang's behaviour asks of a unit."""
     found, hosts, _ = rendered

@@ -22,12 +22,11 @@ def headline(state: State) -> str:
     both = f"{serves}, branch at {short(state.head)}"
     if head is None:
         return f"{both}, not looked at yet"
-    because = _without_stop(head.sentence)
     return {
-        Status.REFUSED: f"degraded: {both}, refused because {because}",
-        Status.REVERTED: f"degraded: {both}, refused because {because}",
-        Status.FAILED: f"degraded: {both}, failed because {because}",
-        Status.WAITING: f"{both}, waits: {because}",
+        Status.REFUSED: f"degraded: {both}, {_because('refused', head)}",
+        Status.REVERTED: f"degraded: {both}, {_because('refused', head)}",
+        Status.FAILED: f"degraded: {both}, {_because('failed', head)}",
+        Status.WAITING: f"{both}, waits: {_reason(head)}",
         Status.ROLLING: f"{both}, which is being rolled out since {moment(head.since)}",
         Status.REVERTING: f"{both}, which is being taken back since {moment(head.since)}",
         Status.UNCHANGED: f"{both}, which changes nothing on the hosts",
@@ -67,5 +66,11 @@ def _attempt(attempt: Attempt) -> str:
     return "  ".join(fact for fact in facts if fact)
 
 
-def _without_stop(sentence: str) -> str:
-    return sentence.rstrip().rstrip(".") or "no reason was written down"
+def _because(word: str, attempt: Attempt) -> str:
+    """Return the word and the reason; a reason that begins with the word has it already."""
+    reason = _reason(attempt)
+    return reason if reason.startswith(word) else f"{word} because {reason}"
+
+
+def _reason(attempt: Attempt) -> str:
+    return attempt.sentence.rstrip().rstrip(".") or "no reason was written down"

@@ -11,7 +11,7 @@ from rehearsal import run as rehearsal
 from tests.faults import hosts, report
 from tests.faults.cases import Case
 from tests.faults.fleet import Fleet
-from tests.faults.stage import Stage
+from tests.faults.stage import LAST_GOOD, Stage
 
 
 class Night:
@@ -37,6 +37,7 @@ class Night:
         folder = self.folder / case.name
         folder.mkdir()
         base = hosts.look()["gpu-a"].current
+        head = self.fleet.git("rev-parse", "HEAD").strip()
         name = f"r{self.count}b{rehearsal.BERTH}"
         stage = Stage(
             self.fleet, case.name, folder, base, self.fleet.release_name(), name, {case.end}
@@ -48,9 +49,14 @@ class Night:
             problems = self._play(case, stage)
         finally:
             stage.stop_probe()
+        # At once, for whoever watches a run of hours.
+        (folder / "problems.txt").write_text("\n".join(problems))
         row = stage.row(case.fault, case.phase)
         assert not problems, f"{case.name}:\n" + "\n".join(problems)
         report.keep(row)
+        if stage.end.endswith(LAST_GOOD):
+            # Or the next case would take its own change back, and deploy this one's.
+            self.fleet.git("reset", "-q", "--hard", head)
         self.is_whole = True
 
     def _play(self, case: Case, stage: Stage) -> list[str]:

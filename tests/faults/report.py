@@ -71,37 +71,45 @@ def _file(engine: str, name: str) -> Path:
     return KEPT / f"{engine} {name}.json"
 
 
-def write() -> None:
-    """Write the page from the rows that are kept."""
+def write() -> str:
+    """Write the page from the rows that are kept; return its sum."""
     files = sorted(KEPT.glob("*.json"))
     times = sorted(datetime.fromtimestamp(file.stat().st_mtime, UTC) for file in files)
     days = dict.fromkeys(f"{time:%d %b %Y}" for time in (times[0], times[-1]))
     rows = {file.stem: Row(**json.loads(file.read_text())) for file in files}
     PAGE.write_text(page(rows, " to ".join(days)))
+    return total(rows)
 
 
 def page(rows: dict[str, Row], when: str) -> str:
     """Return the text of the page; a case that has not been run yet stands there as such."""
     introduction = INTRODUCTION.format(when=when, cores=os.cpu_count())
     known = {f"light {case.name}": (case.fault, case.phase) for case in CASES.values()}
-    known |= {name: (row.fault, row.phase) for name, row in rows.items()}
+    known |= {name: (row.fault, row.phase) for name, row in rows.items() if row.name not in CASES}
+    real = [case for case in CASES.values() if case.is_for_real]
+    known |= {f"real {case.name}": (case.fault, case.phase) for case in real}
     lines = []
     for name, (fault, phase) in known.items():
         row = rows.get(name)
         if row is None:
-            lines.append(f"| {fault} | {phase} | not run yet | | | | light |")
+            lines.append(f"| {fault} | {phase} | not run yet | | | | {name.partition(' ')[0]} |")
         else:
             lines.append(
                 f"| {fault} | {phase} | {row.end} | {row.seconds:.0f} | {row.requests} "
                 f"| {row.failed} | {row.engine} |"
             )
+    return "\n".join([introduction, HEADER, *lines, "", total(rows), "", NOTES])
+
+
+def total(rows: dict[str, Row]) -> str:
+    """Return what all rows come to, in a sentence."""
     asked, failed = (sum(getattr(row, key) for row in rows.values()) for key in COUNTS)
-    total = (
+    half = statistics.median(row.seconds for row in rows.values())
+    return (
         f"{len(rows)} cases were run, with {asked} requests, of which {failed} failed; half of the "
-        f"cases were over within {statistics.median(row.seconds for row in rows.values()):.0f} s."
+        f"cases were over within {half:.0f} s."
     )
-    return "\n".join([introduction, HEADER, *lines, "", total, "", NOTES])
 
 
 if __name__ == "__main__":
-    write()
+    print(f"{write()}\n{PAGE}")

@@ -147,18 +147,19 @@ class Stage:
 
     def repair(self) -> Deploy:
         """Run the next deploy, and wait until it has ended promoted or with nothing to do."""
-        unfinished = [one for one in self.deploys if one.was_killed]
+        # What they had written when they died, which may be nothing.
+        unfinished = [one.events for one in self.deploys if one.was_killed]
         again = self.succeeds(self.deploy())
         begin = next((event for event in again.events if event.event == "begin"), None)
         found = str(begin.data.get("found", "")) if begin else ""
         if found:
             assert found in again.output
             self.reported = "split, reported, repaired: "
-        if unfinished and unfinished[-1].events:
+        if unfinished and unfinished[-1]:
             died = [
                 one for one in ledger.read(self.fleet.ledger) if one.data.get("outcome") == "died"
             ]
-            assert unfinished[-1].events[0].rollout in {one.rollout for one in died}
+            assert unfinished[-1][0].rollout in {one.rollout for one in died}
         return again
 
     def come_back(self) -> None:
@@ -363,14 +364,20 @@ class Stage:
         return sorted(Request(**json.loads(line)) for line in lines if line.endswith("}"))
 
     def settle(self) -> None:
-        """Wait until both cells answer as one release, and note when that was."""
+        """Wait until every server is up and both cells answer, and note when that was."""
         deadline = time.monotonic() + SETTLE_SECONDS
-        while time.monotonic() < deadline:
-            last = [one for one in self.requests() if one.end > time.time() - TAIL_SECONDS]
-            if {one.cell for one in last if one.status == 200} >= set(hosts.CELLS):
-                break
+        while time.monotonic() < deadline and not self._is_settled():
             time.sleep(0.5)
         self.recovered_at = self.recovered_at or time.time()
+
+    def _is_settled(self) -> bool:
+        last = [one for one in self.requests() if one.end > time.time() - TAIL_SECONDS]
+        if {one.cell for one in last if one.status == 200} < set(hosts.CELLS):
+            return False
+        try:
+            return all(host.is_active for host in hosts.look().values())
+        except (AssertionError, ValueError, subprocess.TimeoutExpired):
+            return False
 
     def judge(self) -> list[str]:
         """Return a sentence for each thing that is not as it must be at the end of a case."""

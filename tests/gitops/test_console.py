@@ -63,6 +63,13 @@ def test_a_degraded_fleet_says_what_serves_what_was_wanted_and_why_not() -> None
     )
 
 
+def test_a_reason_that_says_the_word_already_is_not_doubled() -> None:
+    """`refused: unsigned`, not `refused because refused: unsigned`."""
+    known = refused()
+    known.attempts[0].sentence = "refused: it is not signed."
+    assert told.headline(known).endswith(f"branch at {NEW[:12]}, refused: it is not signed")
+
+
 @pytest.mark.parametrize("status", list(Status))
 def test_every_status_has_its_words(status: Status) -> None:
     """None is forgotten."""
