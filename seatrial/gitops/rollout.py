@@ -34,6 +34,10 @@ class Rollout:
         record = self._record(attempt)
         run = self.play(tree, plan.PLAYBOOK, record, "-e", f"fleet_state_dir={record}")
         found = plan.found_in(record, run, attempt.commit)
+        if found is None and run.status < 0 and not run.is_late:
+            attempt.again = state.soon()
+            self._book.wait(attempt, "its plan was cut off, and is made again", until=attempt.again)
+            return
         if found is None:
             attempt.runs = 1  # one attempt for each commit, also where it ends early
             said = f"nothing was moved: {run.sentence}"

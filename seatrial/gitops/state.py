@@ -34,7 +34,6 @@ Kind = Literal[
     "unchanged",
     "reverted",
     "failed",
-    "degraded",
     "drift",
     "healed",
     "trouble",

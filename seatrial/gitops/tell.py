@@ -26,7 +26,6 @@ _WEIGHT: dict[Kind, str] = {
     "refused": "failure",
     "reverted": "failure",
     "failed": "failure",
-    "degraded": "warning",
     "drift": "warning",
     "trouble": "warning",
     "promoted": "success",

@@ -170,7 +170,7 @@ def test_a_forge_is_told_in_its_own_words(
     assert body["description"].endswith(" …")
 
 
-@pytest.mark.parametrize("kind", ["degraded", "drift", "trouble"])
+@pytest.mark.parametrize("kind", ["drift", "trouble"])
 def test_what_judges_no_commit_sets_no_status(machine: Machine, tmp_path: Path, kind: Any) -> None:
     """A commit keeps its verdict when the fleet drifts."""
     told = REVERTED.model_copy(update={"kind": kind})
