@@ -41,9 +41,8 @@ PLAYBOOK = """\
       ansible.builtin.debug: {var: known.stdout}
 
     - name: Fail with a secret
-      ansible.builtin.assert: {that: false, fail_msg: hunter2}
+      ansible.builtin.command: {argv: ["false", hunter2]}
       no_log: true
-      ignore_errors: false
       when: inventory_hostname == 'two'
 
     - name: Fail for one thing and another
