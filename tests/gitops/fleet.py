@@ -264,6 +264,15 @@ def kill(process: subprocess.Popen[bytes], *, playbook: bool) -> None:
     process.wait()
     for child in children:
         os.kill(child, signal.SIGKILL)
+    wait_for(lambda: not any(is_alive(child) for child in children))
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended may still wait to be counted."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def children_of(pid: int) -> list[int]:
