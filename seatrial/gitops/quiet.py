@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 from seatrial.gitops import git
 
 STEADY_SECONDS = 300.0
+CODE = str(Path(__file__).resolve())
+"""Another reconciler that was installed since may come to another end."""
 
 
 Stamps = dict[str, list[int] | None]
@@ -27,6 +29,7 @@ def is_quiet(fleet: str, settings: Path) -> int | None:
         known: dict[str, Any] = json.loads(_file(fleet).read_bytes())
         is_same = (
             str(settings) in known["files"]
+            and known["code"] == CODE
             and known["boot"] == _boot()
             and abs(known["offset"] - _offset()) <= STEADY_SECONDS
             and (known["wake"] is None or time.time() < known["wake"])
@@ -76,7 +79,9 @@ def remember(fleet: str, seen: Seen) -> None:
     path = _file(fleet)
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_suffix(".new")
-    new.write_text(json.dumps({"boot": _boot(), "offset": _offset(), **seen._asdict()}))
+    new.write_text(
+        json.dumps({**seen._asdict(), "code": CODE, "boot": _boot(), "offset": _offset()})
+    )
     new.replace(path)
 
 

@@ -42,6 +42,8 @@ class Rollout:
         plan.write(record, found)
         attempt.release = str(found["release"])
         attempt.began = state.now()
+        # What the ledger says of an earlier attempt at the same commit is not said of this one.
+        attempt.ledger_before = len(ledger.read(self._book.ledger))
         override = f" (override by {attempt.override})" if attempt.override else ""
         sentence = f"{plan.summary(found)}{override}"
         self._book.move(attempt, Status.ROLLING, sentence)

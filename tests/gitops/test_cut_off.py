@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import shutil
+import sys
 
 import pytest
 
@@ -113,6 +114,21 @@ def test_a_way_back_that_is_cut_off_is_gone_again(serving: Fleet) -> None:
     serving.order("pause")
     assert [one.kind for one in serving.poll()] == ["reverted"]
     assert serving.host["current"] == before
+
+
+def test_an_attempt_that_was_cut_off_before_it_ran_is_not_taken_for_an_earlier_one(
+    serving: Fleet,
+) -> None:
+    """The ledger has an end for the same commit, from before somebody asked for a retry."""
+    bad = serving.merge(512)
+    serving.poll()
+    serving.order("retry", bad)
+    serving.heard.at["began"] = sys.exit
+    with pytest.raises(SystemExit):
+        serving.poll()
+    assert serving.attempt(bad).status is Status.ROLLING
+    assert [one.kind for one in serving.poll()] == ["resumed", "reverted"]
+    assert serving.rollouts.count(bad) == 2
 
 
 def test_what_was_done_and_not_told_is_told_by_the_next_start(serving: Fleet) -> None:

@@ -253,13 +253,14 @@ def test_a_forge_that_may_signs_for_others(signed: Signed, alice: Person, mallor
 
 
 def test_one_person_may_have_several_addresses_and_keys(
-    signed: Signed, keys: Path, alice: Person, bob: Person
+    signed: Signed, keys: Path, alice: Person
 ) -> None:
-    """Each line of the allowed signers is one key of somebody."""
+    """A line for each key; the addresses of a line are one person's."""
     other = ssh_person(keys / signed.folder.parent.name, "alice")
-    allow(signed.allowed, f"{alice.address} {alice.key}", f"{alice.address} {other.key}")
-    other.commit(signed.work)
-    assert signed.of_head().name == alice.address
+    both = f"{alice.address},alice@work.example"
+    allow(signed.allowed, f"{both} {alice.key}", f"{both} {other.key}")
+    other.commit(signed.work, GIT_COMMITTER_EMAIL="alice@work.example")
+    assert signed.of_head().addresses == {alice.address, "alice@work.example"}
 
 
 def test_an_approval_names_its_signer(signed: Signed, alice: Person, bob: Person) -> None:
