@@ -57,6 +57,7 @@ scenarios: ## every fault at every phase, every bad merge; writes docs/faults.md
 	@status=0; \
 	$(PY) -m pytest tests/scenarios/test_faults.py $(TWO_BERTHS) -v || status=$$?; \
 	$(PY) -m pytest tests/scenarios/test_real_engine.py -v || status=$$?; \
+	$(PY) -m pytest tests/scenarios/test_gitops.py -v || status=$$?; \
 	$(PY) -m tests.faults.report; exit $$status
 
 lint:

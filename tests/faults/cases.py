@@ -424,12 +424,12 @@ def old_engine_ignores_sigterm(stage: Stage) -> None:
 
 @case("somebody holds the port for a while", "activate", NEW)
 def port_is_held_for_a_while(stage: Stage) -> None:
-    """The start waits for it."""
+    """The start waits for the stranger, who waits for the old engine to stop."""
     stage.merge()
-    deploy = stage.deploy()
-    deploy.await_phase("drain")
-    stage.struck()
     stage.hold_port("gpu-b", 30001, 2)
+    deploy = stage.deploy()
+    deploy.await_phase("activate")
+    stage.struck()
     stage.succeeds(deploy)
 
 
@@ -437,10 +437,10 @@ def port_is_held_for_a_while(stage: Stage) -> None:
 def port_is_held_for_good(stage: Stage) -> None:
     """Neither release can start: the host says so, and the cell stays closed meanwhile."""
     stage.merge()
-    deploy = stage.deploy()
-    deploy.await_phase("drain")
-    stage.struck()
     stage.hold_port("gpu-b", 30001, 600)
+    deploy = stage.deploy()
+    deploy.await_phase("activate")
+    stage.struck()
     stage.fails(deploy)
     assert hosts.open_cells() == {"two"}
     stage.mend()

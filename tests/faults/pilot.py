@@ -99,7 +99,7 @@ class Pilot:
         self.push()
         self.install(log)
 
-    def install(self, log: Path) -> None:
+    def install(self, log: Path, *words: str) -> str:
         """Run ``playbooks/gitops.yml`` from this machine, as an operator would from a laptop."""
         laptop = self.work / "laptop.yml"
         laptop.write_text(yaml.safe_dump({"all": {"hosts": {"controller": _from_here()}}}))
@@ -110,7 +110,7 @@ class Pilot:
         done = subprocess.run(
             [
                 *(program, "-i", f"inventory/{self.fleet.name}", "-i", laptop),
-                *("playbooks/gitops.yml", "-e", f"@{vault}"),
+                *("playbooks/gitops.yml", "-e", f"@{vault}", *words),
             ],
             cwd=self.clone,
             env={
@@ -125,6 +125,7 @@ class Pilot:
         with log.open("a") as out:
             out.write(done.stdout + done.stderr)
         assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+        return done.stdout
 
     # --- who is told ---
 

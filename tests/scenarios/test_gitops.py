@@ -108,6 +108,13 @@ def test_what_was_rolled_out_by_hand_is_taken_over(pilot: Pilot) -> None:
     assert serving() == before
 
 
+def test_installing_it_again_changes_nothing(pilot: Pilot) -> None:
+    """And a check run says what a real one would do, and does not."""
+    log = WORK / "gitops/again.log"
+    assert "changed=0 " in pilot.install(log)
+    assert "A real run then installs" in pilot.install(log, "--check")
+
+
 def test_a_push_is_rolled_out_and_told_with_nobody_at_a_keyboard(pilot: Pilot) -> None:
     """Hook, rollout, promotion, note, commit status, notification, annotation."""
     before, pushed = serving(), time.monotonic()
