@@ -377,12 +377,13 @@ def sync(folder: Path) -> None:
 def note(event: str, **facts: object) -> None:
     """Add a line to this host's own journal; a full disk must not keep a host from going back."""
     line = json.dumps({"time": time.time(), "event": event, **facts})
+    whole = f"{line}\n".encode()
     try:
         with JOURNAL.open("ab", buffering=0) as file:
-            end, whole = file.tell(), f"{line}\n".encode()
-            if file.write(whole) < len(whole):
+            end = file.tell()
+            if file.write(whole) < len(whole):  # a full disk: no half lines
                 file.truncate(end)
-                raise OSError("no room for a whole line")
+                print(f"{JOURNAL}: no room for: {line}", file=sys.stderr)
             os.fsync(file.fileno())
     except OSError as error:
         print(f"{JOURNAL}: {error}: {line}", file=sys.stderr)
