@@ -7,6 +7,7 @@ What needs the real one is in `tests/e2e/test_host_program.py`.
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import os
 import resource
@@ -259,6 +260,7 @@ def test_a_full_disk_leaves_no_half_file_and_no_half_line(
     monkeypatch.setattr(switch, "JOURNAL", tmp_path / "journal.jsonl")
     switch.note("whole")
     before = switch.JOURNAL.read_text()
+    monkeypatch.setattr("sys.stderr", io.StringIO())  # pytest's is a file, with the same limit
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 10, limits[1]))
     try:
