@@ -12,14 +12,16 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 # What the driver and Ansible need; rehearsal/hosts.sh sees to what the hosts need.
 REHEARSAL_PROGRAMS := git=git ssh=openssh-client nsenter=util-linux zstd=zstd
 # The linters, and the programs that tests ask whether they accept a template.
-CHECK_PROGRAMS := git=git shellcheck=shellcheck zstd=zstd systemd-analyze=systemd haproxy=haproxy
+CHECK_PROGRAMS := git=git shellcheck=shellcheck zstd=zstd systemd-analyze=systemd haproxy=haproxy \
+  webhook=webhook gpg=gnupg ssh-keygen=openssh-client
 
 SHELL_SCRIPTS = $(shell git ls-files --cached --others --exclude-standard -- '*.sh' .ci/run \
   rehearsal/ssh rehearsal/sh)
 # What nvcc, which comes as wheels (kernels/nvcc.lock), asks of the machine.
 COMPILE_PROGRAMS := g++=g++ c++filt=binutils
 COMPILE_TESTS := $(PY) -m pytest kernels/tests/native -q
-UNIT_TESTS := $(PY) -m pytest tests --ignore=tests/e2e --ignore=tests/scenarios -n 2 -q
+UNIT_TESTS := $(PY) -m pytest tests --ignore=tests/e2e --ignore=tests/scenarios \
+  --ignore=tests/gitops/test_cut_off.py -n 2 -q
 # Most of a rollout is waiting: two fleets at once, each case to whichever is free.
 TWO_BERTHS := -n 2 --maxschedchunk=1
 
@@ -41,6 +43,7 @@ test: lint ## everything a change must pass: linters, unit tests, rehearsals; ha
 	@$(COMPILE_TESTS)
 	@$(UNIT_TESTS)
 	@$(PY) -m pytest tests/e2e/test_faults.py $(TWO_BERTHS) -v
+	@$(PY) -m pytest tests/gitops/test_cut_off.py -n 2 -q
 	@$(PY) -m pytest tests/e2e --ignore=tests/e2e/test_faults.py -v
 
 kernels: ## compile the CUDA kernels and hold their sm_120a code against the rules; a minute, no GPU
@@ -54,6 +57,7 @@ scenarios: ## every fault at every phase, every bad merge; writes docs/faults.md
 	@status=0; \
 	$(PY) -m pytest tests/scenarios/test_faults.py $(TWO_BERTHS) -v || status=$$?; \
 	$(PY) -m pytest tests/scenarios/test_real_engine.py -v || status=$$?; \
+	$(PY) -m pytest tests/scenarios/test_gitops.py -v || status=$$?; \
 	$(PY) -m tests.faults.report; exit $$status
 
 lint:

@@ -1,12 +1,14 @@
-"""The operator's console: questions to hosts and to the ledger. Nothing here changes anything.
+"""The operator's console: questions to hosts and to the ledger, and orders to the reconciler.
 
     fab -H gpu1 status
     fab -H gpu1,gpu2 logs --role decode --lines 200
     fab -S path/to/ssh_config -H gpu-a history
     fab rollouts                      # what this control machine rolled out, the last one in full
+    fab gitops.status                 # on the control host: what serves, what the branch is at, why
+    fab gitops.pause --reason 'trade fair until Friday'
 
-Hosts and keys come from the operator's ssh_config, or from the one given with -S. To change a
-host, use a playbook.
+Hosts and keys come from the operator's ssh_config, or from the one given with -S. Nothing here
+changes a host: for that, use a playbook, or merge.
 """
 
 from __future__ import annotations
@@ -19,9 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from fabric import Connection, task
+from invoke.collection import Collection
 from invoke.context import Context
 
 from seatrial import ledger
+from seatrial.errors import SeatrialError
+from seatrial.gitops import console
 from seatrial.host import _trust_only_known_keys as trust_only_known_keys
 
 STATE = Path.home() / ".local/state/seatrial"
@@ -67,6 +72,67 @@ def rollouts(_: Context, fleet: str = "production", name: str = "", lines: int =
     except ledger.LedgerError as error:
         raise SystemExit(f"{path}: {error}") from None
     print(f"\nledger  {path}\nreports {path.parent / 'reports'}")
+
+
+FLEET_HELP = {"fleet": "the fleet, as its folder of inventory/ is called"}
+COMMIT_HELP = {**FLEET_HELP, "commit": "the commit, or its first characters"}
+
+
+@task(help=FLEET_HELP)
+def gitops_status(_: Context, fleet: str = "production") -> None:
+    """What serves, what the branch is at and why not, orders that stand, the last attempts."""
+    _say(console.status(fleet))
+
+
+@task(help={**FLEET_HELP, "reason": "for those who wonder"})
+def gitops_pause(_: Context, reason: str, fleet: str = "production") -> None:
+    """Begin no rollout until `gitops.resume`; one that runs goes on to its end."""
+    _say(console.order(fleet, "pause", reason=reason))
+
+
+@task(help=FLEET_HELP)
+def gitops_resume(_: Context, fleet: str = "production") -> None:
+    """Follow the branch again."""
+    _say(console.resume(fleet))
+
+
+@task(help={**COMMIT_HELP, "reason": "what is different now"})
+def gitops_retry(_: Context, commit: str, reason: str = "", fleet: str = "production") -> None:
+    """Try a commit again that was refused or failed."""
+    _say(console.order(fleet, "retry", commit, reason=reason))
+
+
+@task(help={**COMMIT_HELP, "reason": "for the record"})
+def gitops_approve(_: Context, commit: str, reason: str = "", fleet: str = "production") -> None:
+    """Let a commit begin that waits for approval."""
+    _say(console.order(fleet, "approve", commit, reason=reason))
+
+
+@task(
+    help={
+        **COMMIT_HELP,
+        "reason": "why it cannot wait; it stays in the record",
+        "accept-history": "also if the branch was rewritten",
+    }
+)
+def gitops_override(
+    _: Context,
+    commit: str,
+    reason: str,
+    fleet: str = "production",
+    *,
+    accept_history: bool = False,
+) -> None:
+    """Let a commit begin in a freeze, and without approval. Signature and gates still count."""
+    _say(console.order(fleet, "override", commit, reason=reason, accept_history=accept_history))
+
+
+def _say(lines: Iterator[str]) -> None:
+    """Print the answer, or the one sentence that says what is wrong."""
+    try:
+        print("\n".join(lines))
+    except SeatrialError as error:
+        raise SystemExit(str(error)) from None
 
 
 def _rollout_lines(events: list[ledger.Event], name: str, lines: int) -> Iterator[str]:
@@ -120,3 +186,18 @@ def _logs_command(role: str, lines: int, *, follow: bool) -> str:
         raise SystemExit(f"role: should be one of {', '.join(ROLES)}, is {role}")
     unit = shlex.quote(f"sglang-{role}.service")
     return f"journalctl --no-pager -u {unit} -n {int(lines)}{' -f' if follow else ''}"
+
+
+# `fab --list` shows what this holds.
+ns = Collection(status, logs, history, rollouts)
+ns.add_collection(
+    Collection(
+        "gitops",
+        status=gitops_status,
+        pause=gitops_pause,
+        resume=gitops_resume,
+        retry=gitops_retry,
+        approve=gitops_approve,
+        override=gitops_override,
+    )
+)

@@ -1,7 +1,8 @@
 #!/bin/bash
 # The rehearsal hosts: four Debian machines on this one, each with its own systemd, sshd and address.
 #
-#   hosts.sh up                     boot what is not up yet; the first time makes the root image
+#   hosts.sh up [pilot]             boot what is not up yet; the first time makes the root image. The pilot is a
+#                                   fifth machine that may play the control host, with a reconciler of its own
 #   hosts.sh down                   take everything away again, the hosts' disks included
 #   hosts.sh status                 one line a host; exits 0 when all four answer
 #   hosts.sh in CMD...              run CMD in the hosts' network (this machine's files and programs)
@@ -21,8 +22,10 @@
 # their own: tests use it to rehearse several things at once. 1 to 9; without it, the hosts above.
 set -euo pipefail
 
-declare -rA ADDRESS=([gpu-a]=10.77.0.11 [gpu-b]=10.77.0.12 [gpu-c]=10.77.0.13 [edge]=10.77.0.10)
-readonly NAMES=(gpu-a gpu-b gpu-c edge)
+declare -rA ADDRESS=([gpu-a]=10.77.0.11 [gpu-b]=10.77.0.12 [gpu-c]=10.77.0.13 [edge]=10.77.0.10
+  [pilot]=10.77.0.9)
+readonly NAMES=(gpu-a gpu-b gpu-c edge) # what every rehearsal needs
+readonly ALL=("${NAMES[@]}" pilot)
 readonly NETWORK=10.77.0.0/24 CONTROL=10.77.0.1
 readonly BERTH=${SEATRIAL_BERTH:-}
 readonly NAMESPACE=seatrial$BERTH
@@ -37,7 +40,8 @@ main() {
   shift || true
   [[ $BERTH =~ ^[1-9]?$ ]] || die "SEATRIAL_BERTH should be 1 to 9, or not set; is '$BERTH'."
   case $verb in
-    up | down | status) as_root && "$verb" ;;
+    up) as_root && pilot_or_none "$@" && up "$@" ;;
+    down | status) as_root && "$verb" ;;
     in) as_root && in_network "$@" ;;
     ssh | put | alone) as_root && "on_$verb" "$@" ;;
     cut | mend) as_root && known_or_control "${1:-}" && "host_$verb" "$1" ;;
@@ -57,14 +61,16 @@ die() {
 
 as_root() { ((EUID == 0)) || die "namespaces and mounts need root; run this with sudo."; }
 
-known() { [[ -n ${ADDRESS[${1:-none}]:-} ]] || die "no host '$1'; they are ${NAMES[*]}."; }
+known() { [[ -n ${ADDRESS[${1:-none}]:-} ]] || die "no host '$1'; they are ${ALL[*]}."; }
+
+pilot_or_none() { [[ $# == 0 || $* == pilot ]] || die "up: should name the pilot or nothing, names '$*'."; }
 
 known_or_control() { [[ ${1:-} == control ]] || known "${1:-}"; }
 
 # --- up -----------------------------------------------------------------------------------------
 
-up() {
-  local image name booted=()
+up() { # with a host's name: that one besides those that every rehearsal needs
+  local image name booted=() wanted=("${NAMES[@]}" "$@")
   one_at_a_time
   cgroup_hierarchies >/dev/null # or say at once that this kernel cannot do it
   install_missing_programs
@@ -75,18 +81,18 @@ up() {
     image=$("$HERE/image/make.sh")
     make_state "$image"
     make_network
-    for name in "${NAMES[@]}"; do
+    for name in "${ALL[@]}"; do
       make_disk "$name"
       plug_in "$name"
     done
   fi
-  for name in "${NAMES[@]}"; do
+  for name in "${wanted[@]}"; do
     is_booted "$name" || { boot "$name" && booted+=("$name"); }
   done
-  await "${NAMES[@]}"
+  await "${wanted[@]}"
   touch "$STATE/complete"
   trap - EXIT
-  if ((${#booted[@]})); then say "booted ${booted[*]}"; else say "already up: ${NAMES[*]}"; fi
+  if ((${#booted[@]})); then say "booted ${booted[*]}"; else say "already up: ${wanted[*]}"; fi
 }
 
 one_at_a_time() {
@@ -129,14 +135,14 @@ make_state() {
   {
     echo "127.0.0.1 localhost"
     echo "$CONTROL control"
-    for name in "${NAMES[@]}"; do echo "${ADDRESS[$name]} $name"; done
+    for name in "${ALL[@]}"; do echo "${ADDRESS[$name]} $name"; done
   } >"$STATE/hosts.table"
   write_ssh_config >"$STATE/ssh_config"
 }
 
 write_ssh_config() {
   local name
-  for name in "${NAMES[@]}"; do printf 'Host %s\n  HostName %s\n' "$name" "${ADDRESS[$name]}"; done
+  for name in "${ALL[@]}"; do printf 'Host %s\n  HostName %s\n' "$name" "${ADDRESS[$name]}"; done
   cat <<END
 Host *
   User root
@@ -270,8 +276,8 @@ down() {
 
 take_down() { # from what is there, not from what should be: works after any half-made `up`
   local name mountpoint
-  for name in "${NAMES[@]}"; do end_host "$name"; done
-  for name in "${NAMES[@]/#/$NAMESPACE-}" "$NAMESPACE"; do remove_namespace "$name"; done
+  for name in "${ALL[@]}"; do end_host "$name"; done
+  for name in "${ALL[@]/#/$NAMESPACE-}" "$NAMESPACE"; do remove_namespace "$name"; done
   # Deepest first; a process of this machine that still looks into a host must not stop the clean-up.
   while read -r mountpoint; do
     umount "$mountpoint" 2>/dev/null || umount --lazy "$mountpoint"
@@ -315,7 +321,8 @@ remove_namespace() { # and end what still runs in it: a kept SSH connection, a c
 
 status() {
   local name state all_answer=0
-  for name in "${NAMES[@]}"; do
+  for name in "${ALL[@]}"; do
+    [[ $name != pilot ]] || is_booted pilot || continue
     if ! is_booted "$name"; then state="off"
     elif is_frozen "$name"; then state="frozen"
     elif is_cut "$name"; then state="cut off"

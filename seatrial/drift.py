@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from seatrial import release
 from seatrial.errors import SeatrialError
 from seatrial.release import UNITS
 
@@ -208,9 +209,11 @@ class Report(_Strict):
     Attributes:
         judged: the hosts that answered.
         unreachable: the hosts that did not; nothing is known of them.
+        changes: for each host that runs another release than this commit's: what deploy.yml would
+            change of it, a phrase each.
     """
 
-    schema_: Annotated[Literal[1], Field(alias="schema")] = 1
+    schema_: Annotated[Literal[2], Field(alias="schema")] = 2
     time: datetime
     fleet: str
     commit: str
@@ -218,6 +221,7 @@ class Report(_Strict):
     judged: list[str]
     unreachable: list[str]
     differences: list[Difference]
+    changes: dict[str, list[str]]
 
     @property
     def is_clean(self) -> bool:
@@ -278,7 +282,26 @@ def report(
         judged=[host for host, one in found.items() if isinstance(one, Look)],
         unreachable=[host for host, one in found.items() if isinstance(one, str)],
         differences=compare(fleet, wanted, found),
+        changes={
+            host: said
+            for host, one in found.items()
+            if isinstance(one, Look) and (said := _changes(wanted[host], one))
+        },
     )
+
+
+def _changes(wanted: Wanted, seen: Look) -> list[str]:
+    """Return what a rollout would change of the release that a host runs."""
+    if seen.gpu_host is None or seen.gpu_host.current == wanted.release:
+        return []
+    running = seen.gpu_host.releases.get(seen.gpu_host.current)
+    old, new = (running.description if running else None) or {}, wanted.description
+    units, others = old.get("units", {}), new.get("units", {})
+    edited = (name for name in {*units, *others} if units.get(name) != others.get(name))
+    return [
+        *release.changes(old, new, names_only=True),
+        *(f"unit {name}" for name in sorted(edited)),
+    ]
 
 
 def compare(

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 PROC = Path("/proc")
+HELD_BY = "the fleet is locked by"
+"""Stands in the sentence of every refusal."""
 
 
 def request(commit: str, seconds: int, *, what: str = "rollout") -> dict[str, Any]:
@@ -69,7 +71,7 @@ def sentence(refusals: Mapping[str, Mapping[str, Any]], unlock: str) -> str:
         holder = refusals[hosts[0]]
         where = holder.get("controller", {}).get("name", "unknown")
         said.append(
-            f"{', '.join(hosts)}: the fleet is locked by {holder.get('who', 'unknown')} on {where} "
+            f"{', '.join(hosts)}: {HELD_BY} {holder.get('who', 'unknown')} on {where} "
             f"for {holder.get('what', 'something')} {holder.get('commit', 'unknown')[:12]}. "
             f"Wait for its end; if it is surely dead: {unlock} -e unlock_token={token}"
         )

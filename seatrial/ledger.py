@@ -29,7 +29,8 @@ class Event(BaseModel):
     disagreed); ``phase`` says that a cell entered a phase (or the fleet, where ``cell`` is empty);
     ``gates`` carries a cell's verdicts (data: the gate report); ``host`` what a host noted in its
     own journal since the last such line (data: host, lines, count); ``end`` closes the rollout
-    (data: outcome, reason).
+    (data: outcome, reason, moved: whether any cell was, superseded: whether another rollout took
+    the fleet).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

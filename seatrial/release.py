@@ -226,17 +226,23 @@ def parse(text: str, source: str) -> Release:
         ) from None
 
 
-def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Say what differs between two ``release.json``, one short phrase each, as people name it."""
+def changes(
+    old: Mapping[str, Any], new: Mapping[str, Any], *, names_only: bool = False
+) -> list[str]:
+    """Say what differs between two ``release.json``, one short phrase each, as people name it.
+
+    With ``names_only`` the values of environment variables stay out.
+    """
     if not old or not new:
         return ["everything: there was no release before"] if new else []
     found = [
-        f"{key} {old[key]} -> {new[key]}"
+        f"{key} {old.get(key, 'absent')} -> {new.get(key, 'absent')}"
         for key in ("index_topk", "index_key_dtype", "sglang", "build", "patches", "model")
-        if old[key] != new[key]
+        if old.get(key) != new.get(key)
     ]
-    for role in sorted({*old["servers"], *new["servers"]}):
-        before, after = old["servers"].get(role, {}), new["servers"].get(role, {})
+    servers, others = old.get("servers", {}), new.get("servers", {})
+    for role in sorted({*servers, *others}):
+        before, after = servers.get(role, {}), others.get(role, {})
         ours, theirs = flags_of(before.get("argv", [])), flags_of(after.get("argv", []))
         found += [
             f"{role} --{flag} {ours.get(flag, 'absent')} -> {theirs.get(flag, 'absent')}"
@@ -245,7 +251,9 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         ]
         ours, theirs = before.get("env", {}), after.get("env", {})
         found += [
-            f"{role} {name} {ours.get(name, 'absent')} -> {theirs.get(name, 'absent')}"
+            f"{role} environment {name}"
+            if names_only
+            else f"{role} {name} {ours.get(name, 'absent')} -> {theirs.get(name, 'absent')}"
             for name in sorted({*ours, *theirs})
             if ours.get(name) != theirs.get(name)
         ]

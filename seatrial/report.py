@@ -230,14 +230,20 @@ def overall(gates: Sequence[GateResult]) -> Verdict:
     return Verdict.PASS if Verdict.PASS in verdicts else Verdict.INVALID
 
 
+def deciding(gates: Sequence[GateResult]) -> GateResult | None:
+    """Return the gate that made the verdict on the cell what it is, if one did."""
+    verdict = overall(gates)
+    same = [gate for gate in gates if gate.verdict is verdict and not gate.is_shadow]
+    return next(iter(sorted(same, key=lambda gate: not gate.is_critical)), None)
+
+
 def final_sentence(gates: Sequence[GateResult]) -> str:
     """Return what to do now, naming the gate that decided, measured against bound."""
     verdict = overall(gates)
     if verdict is Verdict.PASS:
         passed = sum(gate.verdict is Verdict.PASS for gate in gates if not gate.is_shadow)
         return f"All {passed} gates that apply passed.{_shadows(gates)}"
-    deciding = [gate for gate in gates if gate.verdict is verdict and not gate.is_shadow]
-    decided = next(iter(sorted(deciding, key=lambda gate: not gate.is_critical)), None)
+    decided = deciding(gates)
     if decided is None:
         return "Nothing was measured, so nothing is known: select gates and run again."
     numbers = ""

@@ -66,6 +66,8 @@ SPELLINGS = {
 }
 # Seconds that a cell's rollout may spend between its steps: Ansible's own, and the entry's.
 BETWEEN_STEPS_SECONDS = 60
+# A share of the cells: 1% to 100%.
+SHARE = re.compile(r"([1-9]\d?|100)%")
 SECRET_FLAGS = ("api-key", "admin-api-key", "hf-token", "ssl-keyfile-password")
 SECRET_NAME = re.compile(r"(?i)(api_?key|token|secret|password)$")
 
@@ -198,13 +200,24 @@ class Timeouts(_Strict):
 class Rollout(_Strict):
     """Cells per batch, canary first; when an untold host reverts; what a failure undoes.
 
-    ``keep_releases`` is how many earlier releases a host keeps beside what runs and last_good.
+    A batch is a number of cells, or a share of all of them such as ``25%``, rounded down and at
+    least one. ``keep_releases`` is how many earlier releases a host keeps beside what runs and
+    last_good.
     """
 
-    batches: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)]
+    batches: Annotated[list[int | str], Field(min_length=1)]
     dead_man_seconds: Seconds
     revert_scope: Literal["fleet", "cell"]
     keep_releases: Annotated[int, Field(ge=0, le=1000)]
+
+    @field_validator("batches", mode="before")
+    @classmethod
+    def _are_cells_or_shares(cls, batches: Any) -> Any:
+        for size in batches if isinstance(batches, list) else []:
+            is_number = isinstance(size, int) and not isinstance(size, bool) and size >= 1
+            if not is_number and not re.fullmatch(SHARE, str(size)):
+                raise ValueError(f"numbers from 1 and shares such as 25%, is {size!r}")
+        return batches
 
 
 class Gates(_Strict):
@@ -336,10 +349,15 @@ def batches(spec: ServingSpec) -> list[Batch]:
     sizes = list(spec.rollout.batches)
     result = []
     while names:
-        size = sizes.pop(0) if len(sizes) > 1 else sizes[0]
+        asked = sizes.pop(0) if len(sizes) > 1 else sizes[0]
+        size = asked if isinstance(asked, int) else _share(asked, len(spec.cells))
         now, names = names[:size], names[size:]
         result.append(Batch(now, [host for name in now for host in spec.cells[name].hosts()]))
     return result
+
+
+def _share(share: str, cells: int) -> int:
+    return max(1, cells * int(share.removesuffix("%")) // 100)
 
 
 def lease_seconds(spec: ServingSpec) -> int:

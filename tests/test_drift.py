@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import importlib.util
 import json
@@ -542,6 +543,31 @@ def test_a_host_that_does_not_answer_is_said_and_the_others_are_judged() -> None
     found = compare(look, "ssh: connect to host gpu-d port 22: No route to host")
     assert [(one.host, one.kind) for one in found] == [("gpu-d", "unreachable"), ("gpu-c", "files")]
     assert "No route" in found[0].found
+
+
+def test_what_a_rollout_would_change_of_a_host_is_said_without_values_of_its_environment() -> None:
+    """Arguments with both values, units and variables by name; a host that runs it: nothing."""
+    look = older()
+    running = look["gpu_host"]["releases"][OTHER]["description"]
+    running["servers"] = copy.deepcopy(running["servers"])
+    running["servers"]["combined"]["argv"][-1] = "31000"
+    running["servers"]["combined"]["env"] = {"OMP_NUM_THREADS": "secret"}
+    running["units"] = {UNIT: "another"}
+    report = drift.report(
+        "rehearsal",
+        "c" * 40,
+        {"gpu-c": wanted(), "gpu-d": wanted()},
+        {"gpu-c": drift.look(look, "gpu-c"), "gpu-d": drift.look(seen(), "gpu-d")},
+        now(),
+    )
+    assert report.changes == {
+        "gpu-c": [
+            "combined --port 31000 -> 30002",
+            "combined environment OMP_NUM_THREADS",
+            f"unit {UNIT}",
+            f"unit {ROUTER}",
+        ]
+    }
 
 
 def test_a_secret_value_is_never_shown() -> None:

@@ -76,6 +76,7 @@ def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             "prometheus.yml",
             target,
             monitoring_entry_hosts="{{ groups['entry'] }}",
+            monitoring_control_hosts="{{ groups['control'] }}",
             address_of="{{ dict(groups['all'] | zip(groups['all'] | map('extract', hostvars,"
             " 'seatrial_address'))) }}",
         ),
@@ -177,6 +178,14 @@ def test_every_host_of_a_cell_is_scraped_as_a_machine(fleet: Fleet) -> None:
     for name, cell in fleet.spec["cells"].items():
         for host in {cell["router"], *(h for role in ENGINES for h in cell.get(role, []))}:
             assert labels[host] == name
+
+
+def test_the_control_host_is_scraped_where_the_inventory_says_so(fleet: Fleet) -> None:
+    """Its node-exporter tells what the reconciler does."""
+    controllers = [
+        entry for entry in fleet.targets("node").values() if entry["host"] == "controller"
+    ]
+    assert controllers == [{"role": "node", "host": "controller"}]
 
 
 def test_a_scrape_never_outlasts_its_interval(fleet: Fleet) -> None:

@@ -1,4 +1,4 @@
-"""The operator's console asks and shows; it changes nothing."""
+"""The operator's console asks and shows; it changes no host."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ def test_fab_lists_the_console_tasks(repository: Path) -> None:
     listed = subprocess.run(
         [program, "--list"], cwd=repository, capture_output=True, text=True, check=True
     ).stdout
-    assert {"status", "logs", "history", "rollouts"} <= set(listed.split())
+    assert {"status", "logs", "history", "rollouts", "gitops.status", "gitops.override"} <= set(
+        listed.split()
+    )
 
 
 def test_status_shows_releases_units_and_a_pending_decision() -> None:

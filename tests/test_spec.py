@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
@@ -211,6 +212,23 @@ def test_batches_are_whole_cells_canary_first(plain: dict[str, Any]) -> None:
     plain["rollout"]["batches"] = [1, 2]
     found = spec.batches(spec.check(plain))
     assert [batch.cells for batch in found] == [["c0"], ["c1", "c2"], ["c3", "c4"]]
+
+
+def test_a_batch_may_be_a_share_of_the_cells(plain: dict[str, Any]) -> None:
+    """Rounded down, and at least one cell."""
+    plain["cells"] = {f"c{i}": {"combined": [f"h{i}"], "router": f"h{i}"} for i in range(9)}
+    plain["rollout"]["batches"] = [1, "5%", "50%"]
+    found = spec.batches(spec.check(plain))
+    assert [len(batch.cells) for batch in found] == [1, 1, 4, 3]
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, True, "0%", "101%", "half", "%", "5 %"])
+def test_a_batch_of_another_kind_is_refused(plain: dict[str, Any], size: object) -> None:
+    """Nobody could say how many cells it is."""
+    plain["rollout"]["batches"] = [1, size]
+    said = f"rollout.batches: should be numbers from 1 and shares such as 25%, is {size!r}"
+    with pytest.raises(SpecError, match=re.escape(said)):
+        spec.check(plain)
 
 
 def test_only_what_lands_on_hosts_changes_the_digest(plain: dict[str, Any]) -> None:
