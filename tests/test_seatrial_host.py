@@ -6,8 +6,11 @@ What needs the real one is in `tests/e2e/test_host_program.py`.
 
 from __future__ import annotations
 
+import importlib
+import io
 import json
 import os
+import resource
 import shutil
 import subprocess
 import threading
@@ -246,6 +249,28 @@ def test_a_boot_without_the_release_that_current_names_starts_last_good(host: Ho
     host("confirm", NEW)
     shutil.rmtree(host.root / "releases" / NEW)
     assert host("guard")["release"] == OLD
+
+
+def test_a_full_disk_leaves_no_half_file_and_no_half_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel writes what has room and then refuses, as at the limit that is set here."""
+    monkeypatch.syspath_prepend(str(FILES))
+    switch = importlib.import_module("seatrial_switch")
+    monkeypatch.setattr(switch, "JOURNAL", tmp_path / "journal.jsonl")
+    switch.note("whole")
+    before = switch.JOURNAL.read_text()
+    monkeypatch.setattr("sys.stderr", io.StringIO())  # pytest's is a file, with the same limit
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 10, limits[1]))
+    try:
+        switch.note("cut off")
+        with pytest.raises(OSError, match="too large"):
+            switch.write(tmp_path / "pending.json", "x" * 1000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert switch.JOURNAL.read_text() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["journal.jsonl"]
 
 
 def test_only_what_nothing_needs_is_removed(host: Host) -> None:

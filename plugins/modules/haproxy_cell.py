@@ -150,9 +150,13 @@ def alone(path: Path) -> Iterator[None]:
 def write(path: Path, lines: list[str]) -> None:
     """Replace the state file in one step."""
     fresh = path.with_name(f".{path.name}.new")
-    fresh.write_text("\n".join(lines) + "\n")
-    fresh.chmod(0o644)
-    fresh.rename(path)
+    try:
+        fresh.write_text("\n".join(lines) + "\n")
+        fresh.chmod(0o644)
+        fresh.rename(path)
+    except OSError:  # such as a full disk
+        fresh.unlink(missing_ok=True)
+        raise
 
 
 def await_idle(path: str, backend: str, cell: str, timeout: float) -> tuple[int, float]:

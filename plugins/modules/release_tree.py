@@ -107,9 +107,13 @@ def replace(path: Path, content: str) -> None:
     """Put the right content back in one step."""
     fresh = path.with_name(f".{path.name}.new")
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh.write_text(content)
-    fresh.chmod(0o444)
-    fresh.rename(path)
+    try:
+        fresh.write_text(content)
+        fresh.chmod(0o444)
+        fresh.rename(path)
+    except OSError:  # such as a full disk
+        fresh.unlink(missing_ok=True)
+        raise
 
 
 def pointing(path: Path) -> str:

@@ -475,12 +475,15 @@ def disk_fills_up_while_staging(stage: Stage) -> None:
 
 
 def disk_fills_up(phase: str, stage: Stage) -> None:
-    """A host that can write nothing must still go back."""
+    """A host that can write nothing must still go back; once armed, it can even confirm."""
     stage.merge()
     deploy = stage.deploy()
     deploy.await_phase(phase)
     stage.struck()
     stage.fill_disk()
+    if phase == "gate" and deploy.wait() == 0:
+        stage.may_end = {NEW}
+        return
     stage.fails(deploy)
     stage.mend()
     stage.come_back()

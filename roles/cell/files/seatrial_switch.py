@@ -355,11 +355,15 @@ def pending() -> dict:
 def write(path: Path, text: str) -> None:
     """Write a file so that a power loss leaves the old content or the new, never half."""
     fresh = path.with_name(f".{path.name}.new")
-    with fresh.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.rename(path)
+    try:
+        with fresh.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.rename(path)
+    except OSError:  # such as a full disk
+        fresh.unlink(missing_ok=True)
+        raise
     sync(path.parent)
 
 
@@ -373,10 +377,13 @@ def sync(folder: Path) -> None:
 def note(event: str, **facts: object) -> None:
     """Add a line to this host's own journal; a full disk must not keep a host from going back."""
     line = json.dumps({"time": time.time(), "event": event, **facts})
+    whole = f"{line}\n".encode()
     try:
-        with JOURNAL.open("a") as file:
-            file.write(line + "\n")
-            file.flush()
+        with JOURNAL.open("ab", buffering=0) as file:
+            end = file.tell()
+            if file.write(whole) < len(whole):  # a full disk: no half lines
+                file.truncate(end)
+                print(f"{JOURNAL}: no room for: {line}", file=sys.stderr)
             os.fsync(file.fileno())
     except OSError as error:
         print(f"{JOURNAL}: {error}: {line}", file=sys.stderr)
