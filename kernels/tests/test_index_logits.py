@@ -38,14 +38,16 @@ class Call:
         """Return what is read."""
         return self.queries, self.cache, self.weights, self.lengths, self.table
 
-    def decode(self, next_n: int = 1, skip: int = 0) -> "Call":
+    def decode(self, next_n: int = 1, skip: int = 0, *, is_settled: bool = False) -> "Call":
         """Score as a decode step does."""
-        decode_logits(*self.given(), self.out, next_n=next_n, skip=skip, way=self.way)
+        how = {"skip": skip, "is_settled": is_settled, "way": self.way}
+        decode_logits(*self.given(), self.out, next_n=next_n, **how)  # type: ignore[arg-type]
         return self
 
-    def prefill(self, skip: int = 0) -> "Call":
+    def prefill(self, skip: int = 0, *, is_settled: bool = False) -> "Call":
         """Score as a prefill does."""
-        prefill_logits(*self.given(), self.out, skip=skip, way=self.way)
+        how = {"skip": skip, "is_settled": is_settled, "way": self.way}
+        prefill_logits(*self.given(), self.out, **how)  # type: ignore[arg-type]
         return self
 
     def fault(self, skip: int = 0, rows: list[int] | None = None) -> str | None:
@@ -109,7 +111,7 @@ def test_rows_of_a_request_share_their_keys(gpu: str, kind: str, next_n: int) ->
     given = call(kind, requests)
     assert given.decode(next_n).fault() is None
     given.out.fill_(torch.nan)
-    assert given.decode(next_n, skip=K).fault(K) is None
+    assert given.decode(next_n, skip=K, is_settled=True).fault(K) is None
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -141,7 +143,7 @@ def test_a_group_of_rows_may_be_of_several_requests(
     given = call(kind, requests, shared_pages=shared_pages)
     assert given.prefill().fault() is None
     given.out.fill_(torch.nan)
-    assert given.prefill(skip=64).fault(64) is None
+    assert given.prefill(skip=64, is_settled=True).fault(64) is None
 
 
 @pytest.mark.parametrize("kind", KINDS)

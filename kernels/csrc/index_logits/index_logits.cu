@@ -69,7 +69,7 @@ extern "C" SEATRIAL_EXPORT int seatrial_index_logits(
     const void* queries, const void* cache, const float* weights, const int* lengths,
     const int* page_table, float* scores, long long page_stride, long long score_stride,
     long long pages, int rows, int width, int table_width, int unit_rows, int skip, int key_bits,
-    int query_bits, int way, void* stream) {
+    int query_bits, int way, int settled, void* stream) {
   using namespace seatrial::index_logits;
   const bool has_fp8_keys = key_bits == 8, has_fp8_queries = query_bits == 8;
   if (!has_fp8_keys && key_bits != 16) return cudaErrorInvalidValue;
@@ -104,6 +104,7 @@ extern "C" SEATRIAL_EXPORT int seatrial_index_logits(
     a.skip = skip;
     a.last_page = static_cast<uint32_t>(pages - 1);
     a.has_bf16_queries = !has_fp8_queries;
+    a.has_settled = settled != 0;
     if (!has_fp8_keys)
       error = queue<Keys::kBf16>(a, device, blocks, stream);
     else if (way == kAsF16 || (way == kByDevice && major < 10))

@@ -27,12 +27,12 @@ _logits = native.function(
     "seatrial_index_logits",
     *(native.POINTER,) * 6,
     *(native.INT64,) * 3,
-    *(native.INT,) * 8,
+    *(native.INT,) * 9,
     native.STREAM,
 )
 
 
-def decode_logits(  # noqa: PLR0913 - six tensors, and three to tell how
+def decode_logits(  # noqa: PLR0913 - six tensors, and four to tell how
     queries: torch.Tensor,
     cache: torch.Tensor,
     weights: torch.Tensor,
@@ -42,6 +42,7 @@ def decode_logits(  # noqa: PLR0913 - six tensors, and three to tell how
     *,
     next_n: int = 1,
     skip: int = 0,
+    is_settled: bool = False,
     way: str = "by device",
 ) -> None:
     """Write the scores of each row's keys into ``out``; beyond its length nothing is written.
@@ -59,6 +60,8 @@ def decode_logits(  # noqa: PLR0913 - six tensors, and three to tell how
     next_n: rows of a request, 1 to 4, which follow one another; the first one's page table counts
         for all, and their keys are read once
     skip: rows of up to so many keys are left out: a selection of k takes all k there
+    is_settled: whether neither the kernel queued just before, nor one that may still run beside
+        that, writes lengths or page table: then these are read while it ends
     way: one of WAYS
 
     Raises
@@ -74,7 +77,7 @@ def decode_logits(  # noqa: PLR0913 - six tensors, and three to tell how
         raise ValueError(
             f"index_logits: {len(queries)} rows are no whole number of requests of {next_n}"
         )
-    _queue((queries, cache, weights, lengths, page_table, out), next_n, skip, way)
+    _queue((queries, cache, weights, lengths, page_table, out), next_n, skip, is_settled, way)
 
 
 def prefill_logits(  # noqa: PLR0913 - as decode_logits
@@ -86,6 +89,7 @@ def prefill_logits(  # noqa: PLR0913 - as decode_logits
     out: torch.Tensor,
     *,
     skip: int = 0,
+    is_settled: bool = False,
     way: str = "by device",
 ) -> None:
     """Like ``decode_logits``, for many rows of each request.
@@ -94,7 +98,7 @@ def prefill_logits(  # noqa: PLR0913 - as decode_logits
     looked at on the GPU: rows of a request must agree in all entries up to the longest one's
     length, or they are taken for rows of several.
     """
-    _queue((queries, cache, weights, lengths, page_table, out), GROUP, skip, way)
+    _queue((queries, cache, weights, lengths, page_table, out), GROUP, skip, is_settled, way)
 
 
 def prefill_topk(  # noqa: PLR0913 - as decode_logits and topk_transform
@@ -159,7 +163,9 @@ def rows_of_chunk(rows: int, width: int, budget_bytes: int) -> int:
     return min(rows, fitting - fitting % GROUP if fitting >= GROUP else fitting)
 
 
-def _queue(tensors: tuple[torch.Tensor, ...], unit_rows: int, skip: int, way: str) -> None:
+def _queue(
+    tensors: tuple[torch.Tensor, ...], unit_rows: int, skip: int, is_settled: bool, way: str
+) -> None:
     queries, cache, weights, lengths, page_table, out = tensors
     rows = len(queries)
     if queries.dtype not in (torch.float8_e4m3fn, torch.bfloat16):
@@ -199,6 +205,7 @@ def _queue(tensors: tuple[torch.Tensor, ...], unit_rows: int, skip: int, way: st
             bits,
             queries.dtype.itemsize * 8,
             WAYS[way],
+            is_settled,
             torch.cuda.current_stream().cuda_stream,
         )
 
