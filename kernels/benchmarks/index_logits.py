@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -65,18 +66,12 @@ class Inputs:
 
 def cases() -> Iterator[Case]:
     """Yield the sizes."""
-    for layout in PAGE_BYTES:
-        for batch in BATCHES:
-            for length in LENGTHS:
-                yield decode_case(layout, batch, length, target=target_us(layout, batch, length))
-    for layout in PAGE_BYTES:
-        for next_n in (2, 4):
-            for batch, length in ((8, 8192), (32, 32768)):
-                yield decode_case(layout, batch, length, next_n=next_n)
-    for layout in PAGE_BYTES:
-        for batch in (8, 128):
-            for limit in (2048, 262144):
-                yield decode_case(layout, batch, 1024, limit=limit)
+    for layout, batch, length in product(PAGE_BYTES, BATCHES, LENGTHS):
+        yield decode_case(layout, batch, length, target=target_us(layout, batch, length))
+    for layout, next_n, (batch, length) in product(PAGE_BYTES, (2, 4), ((8, 8192), (32, 32768))):
+        yield decode_case(layout, batch, length, next_n=next_n)
+    for layout, batch, limit in product(PAGE_BYTES, (8, 128), (2048, 262144)):
+        yield decode_case(layout, batch, 1024, limit=limit)
     for layout in PAGE_BYTES:
         yield prefill_case(layout, 2048, 32768)
     for batch, length in ((1, 8192), (8, 8192), (8, 32768), (32, 32768), (128, 8192)):
@@ -86,7 +81,7 @@ def cases() -> Iterator[Case]:
 
 def target_us(layout: str, batch: int, length: int) -> float | None:
     """Return what is to be reached."""
-    if batch == 1 and length <= 8192:  # noqa: PLR2004 - the target's own
+    if batch == 1 and length <= 8192:
         return SHORT_US
     if layout == "fp8_e4m3":
         found = TILELANG_MMA.get((batch, length))
@@ -109,7 +104,7 @@ def words(layout: str) -> str:
     """Return the key type and what is multiplied on this machine."""
     if layout == "bf16":
         return "bf16"
-    native = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 10  # noqa: PLR2004
+    native = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 10
     return "fp8" if native else "fp8 as f16"
 
 
@@ -122,7 +117,7 @@ def decode_case(
     limit: int = 0,
     target: float | None = None,
 ) -> Case:
-    """Return one decode step; ``limit`` is the width of scores and page table, if not the length."""
+    """Return one decode step; ``limit`` is the width of scores and table, if not the length."""
     beside: dict[str, Callable[[Inputs], None]] = {}
     if layout == "fp8_e4m3" and next_n == 1:
         beside["TileLang mma"] = partial(tilelang, False)
@@ -146,7 +141,7 @@ def decode_case(
 
 
 def prefill_case(layout: str, rows: int, length: int) -> Case:
-    """Return the last rows of one request's prefill; the row before last sees a key less, or none."""
+    """Return the last rows of a request's prefill, each of which sees one key more."""
     beside: dict[str, Callable[[Inputs], None]] = {}
     if layout == "fp8_e4m3":
         beside["TileLang mma"] = partial(tilelang, False)
@@ -199,7 +194,9 @@ def cache_of(layout: str, pages: int, draw: torch.Generator) -> torch.Tensor:
         if layout == "bf16":
             part.copy_(keys.bfloat16().view(torch.uint8))
             continue
-        part[:, : PAGE * DIM] = (keys * 100).clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
+        part[:, : PAGE * DIM] = (
+            (keys * 100).clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
+        )
         scales = torch.rand(len(part), PAGE, generator=draw, device="cuda") * 0.01 + 0.005
         part[:, PAGE * DIM :] = scales.view(torch.uint8)
     return made
@@ -272,7 +269,7 @@ def selection_of(one: Inputs) -> torch.Tensor:
 
 
 def fault(run: Callable[[Inputs], None], one: Inputs) -> str | None:
-    """Return what is wrong with the scores, looked at in a few rows, and in all for stray writes."""
+    """Return what is wrong with the scores, seen in a few rows, and stray writes in all."""
     run(one)
     last = len(one.out) - 1
     rows = sorted({0, last // 3, last // 2, last})
@@ -333,7 +330,7 @@ def tilelang(uses_wgmma: bool, one: Inputs) -> Any:
 
 
 def deepgemm(one: Inputs) -> Any:
-    """Run DeepGEMM's kernel for Hopper; its schedule, once a step in a model, is made beforehand."""
+    """Run DeepGEMM's kernel for Hopper; its schedule, once a step, is made beforehand."""
     import deep_gemm
 
     lengths = one.lengths.unsqueeze(1)

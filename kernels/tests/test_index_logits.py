@@ -1,4 +1,4 @@
-"""The kernel against the definition, on a GPU: both key types, decode and prefill, odd and hostile."""
+"""The kernel against the definition, on a GPU: both key types, decode and prefill."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -58,7 +58,7 @@ class Call:
 def call(
     kind: str, requests: list[list[int]], *, width: int = 0, seed: int = 3, shared_pages: int = 0
 ) -> Call:
-    """Return queries of requests, each a list of its rows' lengths, over shuffled pages of random keys.
+    """Return queries of requests, each a list of its rows' lengths, over pages of random keys.
 
     What no row reads is NaN: unused pages and keys, and a page number far outside of the cache.
     The first ``shared_pages`` pages are the same in all requests.
@@ -95,7 +95,7 @@ def call(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("skip", [0, K])
 def test_a_decode_step_scores_as_the_reference_says(gpu: str, kind: str, skip: int) -> None:
-    """Mixed lengths around every step of the kernel and of the selection; skipped rows untouched."""
+    """Mixed lengths around every step of kernel and selection; skipped rows untouched."""
     lengths = sorted({*EVEN_AND_ODD, *lengths_around(K)})
     given = call(kind, [[length] for length in lengths])
     assert given.decode(skip=skip).fault(skip) is None
@@ -135,9 +135,7 @@ def test_a_causal_prefill_scores_as_the_reference_says(gpu: str, kind: str, rows
 @pytest.mark.sanitized
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shared_pages", [0, 1])
-def test_a_group_of_rows_may_be_of_several_requests(
-    gpu: str, kind: str, shared_pages: int
-) -> None:
+def test_a_group_of_rows_may_be_of_several_requests(gpu: str, kind: str, shared_pages: int) -> None:
     """Also with short ones between, and where their first pages are the same."""
     requests = [[130, 131, 131], [1], [150], [150, 151], [0], [], [64, 65, 66, 67, 67], [300] * 5]
     given = call(kind, requests, shared_pages=shared_pages)

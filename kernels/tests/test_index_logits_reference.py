@@ -3,12 +3,12 @@
 import pytest
 import torch
 from seatrial_kernels.index_logits import (
+    check,
     decode_logits,
     prefill_logits,
     prefill_topk,
     rows_of_chunk,
 )
-from seatrial_kernels.index_logits import check
 from seatrial_kernels.index_logits.reference import reference_index_logits
 from seatrial_kernels.index_store import reference as keys_reference
 
@@ -51,7 +51,7 @@ def test_a_score_is_a_sum_over_heads(layout: str) -> None:
 
 
 def test_a_key_that_is_not_a_number_has_no_score() -> None:
-    """relu does not make it 0."""
+    """Relu does not make it 0."""
     given = small()
     keys = torch.full((1, 128), torch.nan, dtype=torch.float64)
     keys_reference.reference_index_store(keys, torch.tensor([129]), given[1])
@@ -113,9 +113,7 @@ def test_a_budget_below_one_row_is_refused() -> None:
         ({}, "all tensors must be on one GPU, not on cpu"),
     ],
 )
-def test_wrong_arguments_are_one_sentence(
-    change: dict[int, torch.Tensor], sentence: str
-) -> None:
+def test_wrong_arguments_are_one_sentence(change: dict[int, torch.Tensor], sentence: str) -> None:
     """Before anything is launched, with or without a GPU."""
     given = [*small(), torch.zeros(2, 80)]
     for place, tensor in change.items():

@@ -88,8 +88,8 @@ constexpr uint16_t kNoUnit = 0xffff;
 template <Keys keys, int kRows>
 struct Shared {
   using P = Plan<keys, kRows>;
+  alignas(16) int sums[kWarps];
   int begins[kMostUnits + 1];  // a unit's first stage
-  int sums[kWarps];
   uint32_t differing;
   int first_unit;
   Stage stages[P::kGroups][P::kStages];

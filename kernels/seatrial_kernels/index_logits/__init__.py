@@ -13,13 +13,11 @@ from seatrial_kernels.index_logits.torch_scores import paged_scores
 from seatrial_kernels.index_store.reference import DIM, PAGE, PAGE_BYTES
 from seatrial_kernels.topk import topk_transform
 
-__all__ = ["decode_logits", "paged_scores", "prefill_logits", "prefill_topk"]
-
 MOST_NEXT_N = 4
 # Rows that a prefill scores together.
 GROUP = 8
-# How fp8 keys are multiplied: as the device does it best; made f16 first, which is exact; or as they
-# are, which sm_90 emulates. The latter two are for tests and benchmarks.
+# How fp8 keys are multiplied: as the device does it best; made f16 first, which is exact; or as
+# they are, which sm_90 emulates. The latter two are for tests and benchmarks.
 WAYS = {"by device": 0, "as f16": 1, "as fp8": 2}
 BUDGET_BYTES = 256 * 2**20
 
@@ -141,8 +139,36 @@ def prefill_topk(  # noqa: PLR0913 - as decode_logits and topk_transform
         )
 
 
+def scores_for_sglang(  # noqa: PLR0913, PLR0917 - SGLang's eight, and whether it is a prefill
+    is_prefill: bool,
+    queries: torch.Tensor,
+    pages: torch.Tensor,
+    weights: torch.Tensor,
+    lengths: torch.Tensor,
+    page_table: torch.Tensor,
+    schedule: object,
+    width: int,
+    is_clean: bool = False,
+) -> torch.Tensor:
+    """Return the scores [R, width] as SGLang's paged MQA logits functions do.
+
+    ``queries`` [R, 1, 64, 128], ``pages`` [pages, 64, 1, bytes of a key]; see ``decode_logits``.
+    What lies beyond a row's length is anything. On a CPU, bf16 keys are scored in PyTorch.
+    """
+    if not queries.is_cuda:
+        given = (queries, pages, weights, lengths, page_table, schedule, width, is_clean)
+        return paged_scores(*given)
+    rows = len(queries)
+    out = torch.empty(rows, stride_of(width), dtype=torch.float32, device=queries.device)
+    out = out[:, :width]
+    cache = pages.view(torch.uint8).flatten(1)
+    run = prefill_logits if is_prefill else decode_logits
+    run(queries[:, 0], cache, weights, lengths.reshape(rows), page_table, out)
+    return out
+
+
 def stride_of(width: int) -> int:
-    """Return the places that a row of ``width`` scores takes: rows begin at multiples of 16 bytes."""
+    """Return the places that a row of ``width`` scores takes: they begin at multiples of 16 bytes."""
     return -(-max(width, 1) // 4) * 4
 
 
@@ -221,7 +247,7 @@ def _check(name: str, tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int
 
 
 def _check_rows(name: str, tensor: torch.Tensor, dtype: torch.dtype, rows: int) -> None:
-    if tensor.dtype != dtype or tensor.dim() != 2 or len(tensor) != rows:  # noqa: PLR2004 - a table
+    if tensor.dtype != dtype or tensor.dim() != 2 or len(tensor) != rows:
         raise ValueError(
             f"index_logits: {name} must be {str(dtype).removeprefix('torch.')} [{rows}, ...], "
             f"not {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -1,7 +1,7 @@
 """What the score of an index key is: the definition, in float64, and its size for tolerances.
 
-The score of key k for row r is ``sum_h weights[r, h] * relu(queries[r, h] . k)`` over 64 heads, with
-k as it is stored, its scale included. The scales of the queries are in the weights already.
+The score of key k for row r is ``sum_h weights[r, h] * relu(queries[r, h] . k)`` over 64 heads,
+with k as it is stored, its scale included. The scales of the queries are in the weights already.
 
 Shapes: R rows, W places for scores in a row, P entries of a row's page table.
 """
