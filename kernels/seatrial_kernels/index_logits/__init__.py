@@ -168,7 +168,7 @@ def scores_for_sglang(  # noqa: PLR0913, PLR0917 - SGLang's eight, and whether i
 
 
 def stride_of(width: int) -> int:
-    """Return the places that a row of ``width`` scores takes: they begin at multiples of 16 bytes."""
+    """Return the places that a row of ``width`` scores takes; each begins at a multiple of 16."""
     return -(-max(width, 1) // 4) * 4
 
 

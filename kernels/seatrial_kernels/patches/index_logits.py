@@ -9,7 +9,8 @@ Remove-when: SGLang's own is no slower on sm_120.
 Gate:        kernels/tests/plugin/test_gpu_patches.py::test_fp8_keys_are_scored_by_our_kernel
 
 How many rows are scored at once stays SGLang's: see ``index_logits_budget``. Of drafted tokens,
-each is a row of its own here; the kernel could read their keys once. bf16 keys have their own patch.
+each is a row of its own here; the kernel could read their keys once. For bf16 keys there is
+``index_keys_bf16``.
 """
 
 from typing import Any
