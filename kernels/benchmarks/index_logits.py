@@ -6,6 +6,7 @@ or by an emulated instruction ("TileLang mma", what sm_120 runs by default); "Ti
 use wgmma there, which sm_120 does not have. A name of a case says what ours ran.
 """
 
+import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from seatrial_kernels.index_logits import check, decode_logits, prefill_logits, 
 from seatrial_kernels.index_store.reference import DIM, PAGE, PAGE_BYTES
 from seatrial_kernels.testing import poisoned
 from seatrial_kernels.topk import WORKSPACE_BYTES, topk_transform
+from seatrial_kernels.topk import check as topk_check
 
 HEADS = 64
 K = 512
@@ -59,7 +61,7 @@ class Inputs:
     selected: torch.Tensor | None = None
     workspace: torch.Tensor | None = None
 
-    def given(self) -> tuple[Any, ...]:
+    def given(self) -> check.Given:
         """Return what is read."""
         return self.queries, self.cache, self.weights, self.lengths, self.table
 
@@ -280,7 +282,7 @@ def fault(run: Callable[[Inputs], None], one: Inputs) -> str | None:
 
 def selection_fault(one: Inputs) -> str | None:
     """Return what is wrong with the selection, by the scores that it was made from."""
-    return topk_bench.check.fault(one.out, one.lengths, one.table, PAGE, selection_of(one))
+    return topk_check.fault(one.out, one.lengths, one.table, PAGE, selection_of(one))
 
 
 def both(logits: Callable[[Inputs], Any], name: str, one: Inputs) -> None:
@@ -309,8 +311,7 @@ def tilelang_module(uses_wgmma: bool) -> Any:
     # The loader checks the name that it was made for.
     code = spec.loader.get_code(name)  # type: ignore[attr-defined]
     exec(code, vars(module))  # noqa: S102 - a module under a second name
-    import tilelang
-
+    tilelang = importlib.import_module("tilelang")
     module.pass_configs[tilelang.PassConfigKey.TL_DISABLE_WGMMA] = not uses_wgmma
     return module
 
@@ -331,8 +332,7 @@ def tilelang(uses_wgmma: bool, one: Inputs) -> Any:
 
 def deepgemm(one: Inputs) -> Any:
     """Run DeepGEMM's kernel for Hopper; its schedule, once a step, is made beforehand."""
-    import deep_gemm
-
+    deep_gemm = importlib.import_module("deep_gemm")
     lengths = one.lengths.unsqueeze(1)
     if one.schedule is None:
         count = torch.cuda.get_device_properties(0).multi_processor_count
@@ -351,8 +351,7 @@ def deepgemm(one: Inputs) -> Any:
 
 def deepgemm_gathered(one: Inputs) -> Any:
     """Run DeepGEMM's kernel for keys that lie in a row, which are gathered beforehand."""
-    import deep_gemm
-
+    deep_gemm = importlib.import_module("deep_gemm")
     if one.schedule is None:
         pages = one.cache[one.table[0].long()]
         values = pages[:, : PAGE * DIM].reshape(-1, DIM).contiguous()

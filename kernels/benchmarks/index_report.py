@@ -5,7 +5,7 @@
 Keys and queries are made as an indexer makes them, of random numbers: RMSNorm, RoPE, Hadamard; no
 weights of a model are here. Exact scores are float64 on unrounded keys and queries. Rounded ones
 come from the kernel. Recall is the share of the exact k best that is selected; mass is the sum of
-the selected exact scores over that of the k best, both less the mean of all: 1 is exact, 0 is chance.
+the selected exact scores over that of the k best, both less the mean of all: 1 is exact, 0 chance.
 """
 
 import argparse

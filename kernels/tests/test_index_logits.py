@@ -34,25 +34,31 @@ class Call:
     out: torch.Tensor
     way: str
 
-    def given(self) -> tuple[torch.Tensor, ...]:
+    def given(self) -> check.Given:
         """Return what is read."""
         return self.queries, self.cache, self.weights, self.lengths, self.table
 
     def decode(self, next_n: int = 1, skip: int = 0, *, is_settled: bool = False) -> "Call":
         """Score as a decode step does."""
-        how = {"skip": skip, "is_settled": is_settled, "way": self.way}
-        decode_logits(*self.given(), self.out, next_n=next_n, **how)  # type: ignore[arg-type]
+        decode_logits(
+            *self.given(),
+            self.out,
+            next_n=next_n,
+            skip=skip,
+            is_settled=is_settled,
+            way=self.way,
+        )
         return self
 
     def prefill(self, skip: int = 0, *, is_settled: bool = False) -> "Call":
         """Score as a prefill does."""
-        how = {"skip": skip, "is_settled": is_settled, "way": self.way}
-        prefill_logits(*self.given(), self.out, **how)  # type: ignore[arg-type]
+        given = self.given()
+        prefill_logits(*given, self.out, skip=skip, is_settled=is_settled, way=self.way)
         return self
 
     def fault(self, skip: int = 0, rows: list[int] | None = None) -> str | None:
         """Return what is wrong with the scores."""
-        return check.fault(self.given(), self.out, skip=skip, rows=rows)  # type: ignore[arg-type]
+        return check.fault(self.given(), self.out, skip=skip, rows=rows)
 
 
 def call(
@@ -89,7 +95,8 @@ def call(
     weights = torch.randn(len(lengths), 64, generator=draw)
     made = (queries, cache, weights, lengths, table)
     out = poisoned(len(lengths), width, dtype=torch.float32, device="cuda")
-    return Call(*(tensor.cuda() for tensor in made), out, way)
+    queries, cache, weights, lengths, table = (tensor.cuda() for tensor in made)
+    return Call(queries, cache, weights, lengths, table, out, way)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -282,8 +289,11 @@ def test_another_gpu_than_the_current_one_is_served(gpu: str) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("not run: one GPU only")
     first = call("bf16", [[300], [900]])
-    moved = (tensor.to("cuda:1") for tensor in (*first.given(), first.out))
-    given = Call(*moved, first.way)
+    moved = {
+        name: value.to("cuda:1") if isinstance(value, torch.Tensor) else value
+        for name, value in vars(first).items()
+    }
+    given = Call(**moved)
     assert given.decode().fault() is None
     assert torch.cuda.current_device() == 0
 

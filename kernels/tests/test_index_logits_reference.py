@@ -12,10 +12,8 @@ from seatrial_kernels.index_logits import (
 from seatrial_kernels.index_logits.reference import reference_index_logits
 from seatrial_kernels.index_store import reference as keys_reference
 
-Arguments = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
-
-def small(layout: str = "bf16") -> Arguments:
+def small(layout: str = "bf16") -> check.Given:
     """Return two rows of 70 and 3 keys, in pages 2 and 0 of three."""
     draw = torch.Generator().manual_seed(11)
     cache = torch.full((3, keys_reference.PAGE_BYTES[layout]), 0x7F, dtype=torch.uint8)

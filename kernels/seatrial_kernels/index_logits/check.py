@@ -7,10 +7,12 @@ from seatrial_kernels.testing import worst
 
 # Of the sum of what is summed, without signs: float32's rounding in a sum of 128 and one of 64.
 ROUNDING = 1e-6
+# Queries, cache, weights, lengths, page table.
+Given = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def fault(
-    given: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+    given: Given,
     found: torch.Tensor,
     *,
     skip: int = 0,
