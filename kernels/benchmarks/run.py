@@ -26,7 +26,9 @@ def main() -> None:
     import torch
 
     ops = sorted(
-        path.stem for path in HERE.glob("*.py") if path.stem not in {"run", "harness", "peers"}
+        path.stem
+        for path in HERE.glob("*.py")
+        if path.stem not in {"run", "harness", "peers", "index_report"}
     )
     parser = argparse.ArgumentParser(description="Build, check and time the kernels.")
     parser.add_argument("--op", choices=ops, action="append", help="only this one; repeatable")

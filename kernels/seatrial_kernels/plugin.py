@@ -22,6 +22,7 @@ PATCHES = {
     "wide_index_topk": "seatrial_kernels.patches.wide_index_topk",
     "index_keys_bf16": "seatrial_kernels.patches.index_keys_bf16",
     "index_logits_budget": "seatrial_kernels.patches.index_logits_budget",
+    "index_logits": "seatrial_kernels.patches.index_logits",
     "index_store": "seatrial_kernels.patches.index_store",
     "topk": "seatrial_kernels.patches.topk",
     "topk_v2_sm120": "seatrial_kernels.patches.topk_v2_sm120",
@@ -32,7 +33,7 @@ PATCHES_OF = {
     "cuda": tuple(name for name in PATCHES if not name.startswith("cpu_")),
 }
 # Two answers to one question.
-EXCLUDE_EACH_OTHER = (("topk", "topk_v2_sm120"),)
+EXCLUDE_EACH_OTHER = (("topk", "topk_v2_sm120"), ("index_logits", "index_keys_bf16"))
 
 
 class PatchError(Exception):
@@ -95,6 +96,7 @@ pd_contract: Callable[[], None] = partial(_apply, "pd_contract")
 wide_index_topk: Callable[[], None] = partial(_apply, "wide_index_topk")
 index_keys_bf16: Callable[[], None] = partial(_apply, "index_keys_bf16")
 index_logits_budget: Callable[[], None] = partial(_apply, "index_logits_budget")
+index_logits: Callable[[], None] = partial(_apply, "index_logits")
 index_store: Callable[[], None] = partial(_apply, "index_store")
 topk: Callable[[], None] = partial(_apply, "topk")
 topk_v2_sm120: Callable[[], None] = partial(_apply, "topk_v2_sm120")

@@ -3,22 +3,22 @@
 Subject:     SGLang stores an index key as 128 fp8 values and one scale: 132 bytes.
 Why:         the ranking of entries is what recall beyond 4 x index_topk tokens depends on; in bf16
              a key keeps 8 bits of each value, for 256 bytes.
-Upstream:    not sent yet: it needs a logits kernel that reads bf16 keys.
+Upstream:    not sent yet: first the kernels must be measured on sm_120.
 Applies-to:  sglang 0.5.23 and 0.5.17
 Remove-when: SGLang has a switch for the dtype of index keys on CUDA.
 Gate:        kernels/tests/plugin/test_gpu_patches.py, and the recall gates on a GPU
 
 The size of an entry is said where the pool is allocated and where memory is divided among the
 pools; both are changed, or the pool would outgrow its share. Keys are written by the op
-``index_store``. They are read in PyTorch (``index_logits``): right, within a memory budget, and
-much slower than SGLang's fp8 kernels. The paths that would read or write an fp8 page are closed.
+``index_store`` and read by ``index_logits``. The paths that would read or write an
+fp8 page are closed.
 """
 
 from typing import Any, NoReturn
 
 from seatrial_kernels import report, selection, upstream
 from seatrial_kernels.fingerprint import Edit
-from seatrial_kernels.patches import index_store
+from seatrial_kernels.patches import index_logits, index_store
 from seatrial_kernels.plugin import PatchError, stop
 from seatrial_kernels.upstream import Hook
 
@@ -53,9 +53,9 @@ def _no_gathered_keys(
 
 def seatrial_paged_scores(*arguments: Any) -> Any:
     """Score bf16 keys; called by SGLang's ``forward_c4_indexer`` in place of an fp8 kernel."""
-    from seatrial_kernels.index_logits import paged_scores
+    from seatrial_kernels.index_logits import scores_for_sglang
 
-    return paged_scores(*arguments)
+    return scores_for_sglang(*arguments)
 
 
 def _closed(original: Any, *_args: Any, **_kwargs: Any) -> NoReturn:
@@ -102,12 +102,7 @@ HOOKS = {
             seatrial_paged_scores,
             edits=(
                 _ENTRY,
-                Edit(
-                    "fn(row_q, c4_indexer_kv_cache, weights[rows], _c4sl[rows], page_table[rows], "
-                    "metadata, indexer_metadata.max_compressed_seq_len, False)",
-                    "seatrial_paged_scores(row_q, c4_indexer_kv_cache, weights[rows], _c4sl[rows], "
-                    "page_table[rows], metadata, indexer_metadata.max_compressed_seq_len, False)",
-                ),
+                index_logits.SCORING["0.5.23"],
             ),
         ),
         Hook(
@@ -162,12 +157,7 @@ HOOKS = {
             seatrial_paged_scores,
             edits=(
                 _ENTRY,
-                Edit(
-                    "fn(q, c4_indexer_kv_cache, weights, _c4sl, page_table, "
-                    "indexer_metadata.deep_gemm_metadata, indexer_metadata.max_c4_seq_len, False)",
-                    "seatrial_paged_scores(q, c4_indexer_kv_cache, weights, _c4sl, page_table, "
-                    "indexer_metadata.deep_gemm_metadata, indexer_metadata.max_c4_seq_len, False)",
-                ),
+                index_logits.SCORING["0.5.17"],
             ),
         ),
         Hook(

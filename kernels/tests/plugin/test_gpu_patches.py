@@ -28,7 +28,7 @@ C4_LAYERS, PAGE = 21, 64
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the patches that need the compiled kernels find them."""
-    for module in ("index_store", "topk"):
+    for module in ("index_logits", "index_store", "topk"):
         monkeypatch.setattr(f"seatrial_kernels.patches.{module}.require_kernel", lambda: None)
 
 
@@ -126,7 +126,7 @@ def test_a_function_that_sglang_changed_is_refused(
     )
 
 
-@pytest.mark.parametrize("name", ["index_keys_bf16", "index_store", "topk"])
+@pytest.mark.parametrize("name", ["index_keys_bf16", "index_logits", "index_store", "topk"])
 def test_a_patch_without_its_kernel_is_refused(
     apply: Apply, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
@@ -183,14 +183,14 @@ class Indexing:
         self.backend.forward_metadata = SimpleNamespace(indexer_metadata=plan, core_metadata=core)
         self.plan = plan
 
-    def run(self) -> None:
+    def run(self, mode: Any = None) -> None:
         """Let SGLang score and select."""
         rows = len(self.lengths)
         self.backend.forward_c4_indexer(
             torch.zeros(rows, 4),
             torch.zeros(rows, 4),
             SimpleNamespace(layer_id=0, use_fp4_indexer=False, index_topk=self.out.shape[1]),
-            SimpleNamespace(forward_mode=SimpleNamespace(is_idle=lambda: False)),
+            SimpleNamespace(forward_mode=mode or SimpleNamespace(is_idle=lambda: False)),
         )
 
     def expected(self) -> list[set[int]]:
@@ -218,7 +218,7 @@ def test_sglang_selects_from_bf16_keys(
     apply: Apply, compiled: None, torch_path: None, monkeypatch: pytest.MonkeyPatch, budget: int
 ) -> None:
     """SGLang's forward pass finds the best entries, whatever memory the scoring may take."""
-    monkeypatch.setattr("seatrial_kernels.index_logits.BUDGET_BYTES", budget)
+    monkeypatch.setattr("seatrial_kernels.index_logits.torch_scores.BUDGET_BYTES", budget)
     apply("index_keys_bf16")
     indexing = Indexing([1, 63, 64, 65, 129, 300], topk=64)
     indexing.run()
@@ -226,6 +226,37 @@ def test_sglang_selects_from_bf16_keys(
         found = indexing.out[row].tolist()
         assert {slot for slot in found if slot >= 0} == slots, f"row {row}"
         assert found.count(-1) == 64 - len(slots)
+
+
+@pytest.mark.parametrize("is_prefill", [False, True])
+def test_fp8_keys_are_scored_by_our_kernel(
+    apply: Apply, compiled: None, monkeypatch: pytest.MonkeyPatch, is_prefill: bool
+) -> None:
+    """SGLang's forward pass hands over its rows, and says whether they are a prefill's."""
+    monkeypatch.setenv("SGLANG_FP8_PAGED_MQA_LOGITS_TORCH", "1")
+    monkeypatch.setenv("SGLANG_OPT_USE_TILELANG_INDEXER", "0")
+    apply("index_logits")
+    calls: list[tuple[Any, ...]] = []
+
+    def recorded(*arguments: Any) -> Any:
+        calls.append(arguments)
+        return torch.zeros(len(arguments[1]), arguments[7])
+
+    monkeypatch.setattr(indexer, "seatrial_paged_scores", recorded)
+    indexing = Indexing([1, 64, 300], topk=64)
+    fp8 = torch.zeros(len(indexing.keys), PAGE * 132, dtype=torch.uint8)
+    indexing.backend.token_to_kv_pool.get_index_k_with_scale_buffer = lambda layer_id: fp8
+    mode = indexer.ForwardMode.EXTEND if is_prefill else indexer.ForwardMode.DECODE
+    indexing.run(mode)
+    ((said, queries, pages, weights, lengths, table, _plan, width, is_clean),) = calls
+    assert said is is_prefill
+    assert not is_clean
+    assert queries.shape == (3, 1, 8, 128)
+    assert pages.shape == (len(fp8), PAGE, 1, 132)
+    assert weights.shape == (3, 8)
+    assert torch.equal(lengths.flatten(), indexing.lengths)
+    assert torch.equal(table, indexing.table)
+    assert width >= int(indexing.lengths.max())
 
 
 def test_scores_are_cut_to_the_budget(
@@ -618,5 +649,6 @@ def test_a_patch_applies_to_the_installed_sglang(apply: Apply, compiled: None, n
 
 def test_the_patches_for_production_apply_together(apply: Apply, compiled: None) -> None:
     """All that do not exclude each other, in one process."""
-    apply(*(name for name in plugin.PATCHES_OF["cuda"] if name != "topk_v2_sm120"))
+    others = {"topk_v2_sm120", "index_logits"}
+    apply(*(name for name in plugin.PATCHES_OF["cuda"] if name not in others))
     upstream.verify()
