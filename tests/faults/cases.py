@@ -16,7 +16,7 @@ from functools import partial
 
 from tests.faults import hosts
 from tests.faults.fleet import ARTIFACTS
-from tests.faults.stage import LAST_GOOD, NEW, Stage, own_processes
+from tests.faults.stage import HELD, LAST_GOOD, NEW, Stage, own_processes
 
 
 @dataclass(frozen=True)
@@ -431,6 +431,7 @@ def port_is_held_for_a_while(stage: Stage) -> None:
     deploy.await_phase("activate")
     stage.struck()
     stage.succeeds(deploy)
+    hosts.on("gpu-b", f"test -e {HELD}")
 
 
 @case("an old process keeps the port", "activate", LAST_GOOD)

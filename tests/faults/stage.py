@@ -28,6 +28,8 @@ SETTLE_SECONDS = 60
 PROBE_SECONDS = {"light": 0.2, "real": 1.0}
 MARGIN_SECONDS = 60
 TAIL_SECONDS = 4.0
+HELD = "/run/fault-port.held"
+"""There once a stranger has the port that it was after."""
 
 
 class Row(NamedTuple):
@@ -308,19 +310,23 @@ class Stage:
             "import socket, time\n"
             "while True:\n"
             "    s = socket.socket()\n"
+            # As a server does: connections that the old one has closed linger on its port.
+            "    s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)\n"
             "    try:\n"
             f"        s.bind(('', {port}))\n"
             "    except OSError:\n"
             "        time.sleep(0.001)\n"
             "    else:\n"
-            f"        s.listen(); time.sleep({seconds}); break\n"
+            "        s.listen()\n"
+            f"        open({HELD!r}, 'w').close()\n"
+            f"        time.sleep({seconds}); break\n"
         )
         hosts.on(
             host,
             "systemd-run --quiet --collect --unit=fault-port "
             f"/usr/bin/python3 -c {shlex.quote(program)}",
         )
-        self.afterwards(lambda: hosts.on(host, "systemctl stop fault-port; true"))
+        self.afterwards(lambda: hosts.on(host, f"systemctl stop fault-port; rm -f {HELD}"))
 
     def break_daemon_reload(self, host: str) -> None:
         """Let `systemctl daemon-reload` fail on the host, and all else work."""
