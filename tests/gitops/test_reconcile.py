@@ -346,7 +346,7 @@ def test_a_rollout_that_takes_too_long_is_ended_and_taken_back(serving: Fleet) -
     """It would hold the fleet for ever."""
     before, held = serving.host["last_good"], serving.hold("gate")
     serving.heard.at["resumed"] = held.unlink
-    serving.set(rollout_seconds=12)
+    serving.set(rollout_seconds=20)
     serving.merge(2048)
     _began, resumed, reverted = serving.poll()
     assert "deploy.yml took too long and was ended" in resumed.sentence
