@@ -62,7 +62,7 @@ def test_troubles_pause_and_drift_are_told(tmp_path: Path) -> None:
     now.troubles = {}
     metrics.write(path, now, is_paused=False)
     assert "seatrial_gitops_trouble_since_timestamp_seconds" not in samples(path)
-    assert [one.name for one in tmp_path.iterdir()] == ["x.prom"]
+    assert [one.name for one in tmp_path.iterdir() if one.is_file()] == ["x.prom"]
     assert path.stat().st_mode & 0o777 == 0o644
 
 
