@@ -307,6 +307,9 @@ def test_every_command_of_the_page_for_3_am_works() -> None:
             check=False,
         )
         print(done.stdout)
+        if command == "fab gitops.status":  # this fleet has no reconciler, and is told so
+            assert (done.returncode, "playbooks/gitops.yml writes it" in done.stderr) == (1, True)
+            continue
         assert done.returncode == 0, command + done.stderr
         assert len(done.stdout.splitlines()) >= 2, command
         if words[0] == "curl":
