@@ -94,7 +94,7 @@ def require_version(*versions: str) -> str:
     return found
 
 
-def install(patch: str, hooks: Mapping[str, tuple[Hook, ...]]) -> None:
+def install(patch: str, *hook_sets: Mapping[str, tuple[Hook, ...]]) -> None:
     """Check and register the hooks that ``patch`` has for the running version of SGLang.
 
     Raises
@@ -102,7 +102,7 @@ def install(patch: str, hooks: Mapping[str, tuple[Hook, ...]]) -> None:
     PatchError
         When SGLang is another version or a target is not what was read.
     """
-    for hook in hooks[require_version(*hooks)]:
+    for hook in (one for hooks in hook_sets for one in hooks[require_version(*hooks)]):
         if any(hook == other.hook for other in _installed):
             continue  # two patches share it
         original = _checked(hook.target, hook.sha256)

@@ -15,15 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from seatrial import baseline, controller, fleet_lock, host_program, ledger, memory, release, spec
 from seatrial.errors import SeatrialError
 from seatrial.inventory_check import unknown_variables
-
-
-def _plain(value: Any) -> Any:
-    """Unwrap Ansible's lazy containers, whose items code in C would see unrendered."""
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
+from seatrial.plain import plain
 
 
 def _told(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -32,8 +24,8 @@ def _told(function: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(
-                *(_plain(value) for value in args),
-                **{name: _plain(value) for name, value in kwargs.items()},
+                *(plain(value) for value in args),
+                **{name: plain(value) for name, value in kwargs.items()},
             )
         except SeatrialError as error:
             raise AnsibleFilterError(str(error)) from None

@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from seatrial import drift
 from seatrial.errors import SeatrialError
+from seatrial.plain import plain
 
 
 def report(
@@ -32,7 +33,7 @@ def report(
             commit,
             {host: _wanted(one) for host, one in wanted.items()},
             {
-                host: one if isinstance(one, str) else drift.look(_plain(one), host)
+                host: one if isinstance(one, str) else drift.look(plain(one), host)
                 for host, one in seen.items()
             },
             datetime.now(UTC),
@@ -47,30 +48,21 @@ def report(
 
 
 def _wanted(value: Mapping[str, Any]) -> drift.Wanted:
-    plain = _plain(value)
+    wanted = plain(value)
     laid, services = {}, {}
-    for playbook, parts in plain["laid"].items():
+    for playbook, parts in wanted["laid"].items():
         for part in parts:
             for path, file in part.get("files", {}).items():
                 laid[path] = drift.WantedFile(playbook=playbook, **file)
             for name in part.get("services", []):
                 services[name] = drift.WantedService(playbook=playbook)
     return drift.Wanted(
-        cell=plain["cell"],
-        **plain["release"],
+        cell=wanted["cell"],
+        **wanted["release"],
         laid=laid,
         services=services,
-        entry=plain["entry"] or None,
+        entry=wanted["entry"] or None,
     )
-
-
-def _plain(value: Any) -> Any:
-    """Unwrap Ansible's lazy containers."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
 
 
 class FilterModule:

@@ -14,24 +14,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from seatrial.errors import SeatrialError
 from seatrial.gitops import settings
+from seatrial.plain import plain
 
 
 def checked(value: Any) -> dict[str, Any]:
     """Return the settings in plain types, in the order in which people read them."""
     try:
-        found = settings.parse(_plain(value), "inputs of role gitops")
+        found = settings.parse(plain(value), "inputs of role gitops")
     except SeatrialError as error:
         raise AnsibleFilterError(str(error)) from None
     return found.model_dump(by_alias=True, mode="json")
-
-
-def _plain(value: Any) -> Any:
-    """Unwrap Ansible's lazy containers and its tagged texts."""
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
 
 
 class FilterModule:

@@ -196,7 +196,4 @@ def apply() -> None:
         When SGLang is not as expected, or this build has no compiled kernels.
     """
     index_store.require_kernel()
-    upstream.install(NAME, HOOKS)
-    upstream.install(NAME, index_store.HOOKS)
-    upstream.install(NAME, selection.HOOKS)
-    upstream.install(NAME, report.HOOKS)
+    upstream.install(NAME, HOOKS, index_store.HOOKS, selection.HOOKS, report.HOOKS)

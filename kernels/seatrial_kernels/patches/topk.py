@@ -114,6 +114,4 @@ def apply() -> None:
         When SGLang is not as expected, or this build has no compiled kernels.
     """
     require_kernel()
-    upstream.install(NAME, HOOKS)
-    upstream.install(NAME, selection.HOOKS)
-    upstream.install(NAME, report.HOOKS)
+    upstream.install(NAME, HOOKS, selection.HOOKS, report.HOOKS)

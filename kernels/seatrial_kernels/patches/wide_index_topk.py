@@ -103,6 +103,4 @@ def apply() -> None:
     PatchError
         When SGLang is not as expected.
     """
-    upstream.install(NAME, HOOKS)
-    upstream.install(NAME, selection.HOOKS)
-    upstream.install(NAME, report.HOOKS)
+    upstream.install(NAME, HOOKS, selection.HOOKS, report.HOOKS)

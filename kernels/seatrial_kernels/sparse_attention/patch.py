@@ -34,8 +34,7 @@ def apply() -> None:
     PatchError
         When SGLang is another version or has no such function.
     """
-    upstream.install(NAME, HOOKS)
-    upstream.install(NAME, report.HOOKS)
+    upstream.install(NAME, HOOKS, report.HOOKS)
     from sglang.srt.arg_groups.choices import add_attention_backend_choices
     from sglang.srt.layers.attention.attention_registry import register_attention_backend
 
