@@ -22,8 +22,10 @@ COMPILE_PROGRAMS := g++=g++ c++filt=binutils
 COMPILE_TESTS := $(PY) -m pytest kernels/tests/native -q
 UNIT_TESTS := $(PY) -m pytest tests --ignore=tests/e2e --ignore=tests/scenarios \
   --ignore=tests/gitops/test_cut_off.py -n 2 -q
-# Most of a rollout is waiting: two fleets at once, each case to whichever is free.
+# Most of a rollout is waiting: several fleets at once, each case to whichever is free.
 TWO_BERTHS := -n 2 --maxschedchunk=1
+# Two fleets for faults, one that follows a branch.
+THREE_BERTHS := -n 3 --dist loadgroup
 
 .PHONY: help rehearsal test check kernels lint scenarios fmt clean
 
@@ -42,9 +44,9 @@ test: lint ## everything a change must pass: linters, unit tests, rehearsals; ha
 	@requirements/programs.sh $(REHEARSAL_PROGRAMS) $(COMPILE_PROGRAMS)
 	@$(COMPILE_TESTS)
 	@$(UNIT_TESTS)
-	@$(PY) -m pytest tests/e2e/test_faults.py $(TWO_BERTHS) -v
+	@$(PY) -m pytest tests/scenarios -m telling $(THREE_BERTHS) -v
 	@$(PY) -m pytest tests/gitops/test_cut_off.py -n 2 -q
-	@$(PY) -m pytest tests/e2e --ignore=tests/e2e/test_faults.py -v
+	@$(PY) -m pytest tests/e2e -v
 
 kernels: ## compile the CUDA kernels and hold their sm_120a code against the rules; a minute, no GPU
 	@requirements/programs.sh $(COMPILE_PROGRAMS)
@@ -75,6 +77,6 @@ fmt: ## format Python and apply the linter's safe repairs
 	@ruff check --quiet --fix-only . && ruff format .
 
 clean: ## test hosts down, caches and .venv removed
-	@for berth in '' 1; do SEATRIAL_BERTH=$$berth rehearsal/hosts.sh down; done
+	@for berth in '' 1 2; do SEATRIAL_BERTH=$$berth rehearsal/hosts.sh down; done
 	@rm -rf .venv .ansible .pytest_cache .mypy_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -19,10 +19,19 @@ import pytest
 
 from rehearsal import run as rehearsal
 from seatrial import ledger, spec
+from tests.faults.pilot import ANN, Pilot
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 GPU_HOSTS = ("gpu-a", "gpu-b", "gpu-c")
 DRIFT_REPORT = rehearsal.LEDGER.with_name("reports") / "drift/drift.json"
+
+
+class Rolled(NamedTuple):
+    """The fleet of the rehearsal, as the pilot takes it over."""
+
+    name: str = "rehearsal"
+    repository: Path = rehearsal.REPOSITORY
+    ledger: Path = rehearsal.LEDGER
 
 
 class Play(NamedTuple):
@@ -461,38 +470,6 @@ def test_an_unreachable_host_is_named_before_anything_is_touched() -> None:
     assert fleet() == before
 
 
-def test_a_release_that_forgets_is_reverted_and_the_old_one_serves(merged_back: None) -> None:
-    """index_topk 512 over 1024: gate A fails, the cell reverts, the last sentence says it all."""
-    before = fleet()
-    builds = on("gpu-a", "ls", "/opt/seatrial/builds")
-    merge("Lower index_topk to save index memory", {"index_topk": 512})
-    bad = play("deploy.yml")
-    assert bad.status != 0
-    events = last_rollout()
-    assert events[-1].data["outcome"] == "reverted"
-    reason = events[-1].data["reason"]
-    for words in (
-        "case_a_needle",
-        "FAIL",
-        "measured",
-        "bound",
-        "index_topk 1024 -> 512",
-        "git revert",
-    ):
-        assert words in reason
-    after = fleet()
-    assert {host: state[:3] for host, state in after.items()} == {
-        host: state[:3] for host, state in before.items()
-    }
-    # The canary alone was touched: the other cell's processes went on.
-    assert after["gpu-c"] == before["gpu-c"]
-    assert on("gpu-a", "ls", "/opt/seatrial/builds") == builds
-    assert rehearsal.ask_the_entry() == 0
-    # From the failed gate to the old release answering: an engine's start and at most 30 s.
-    seconds = {phase.name: phase.seconds for phase in ledger.phases(events)}
-    assert seconds["revert"] <= seconds["activate"] + 30
-
-
 def test_gates_judge_what_runs_and_change_nothing() -> None:
     """`gate.yml` on the fleet."""
     before = fleet()
@@ -539,3 +516,63 @@ def test_the_spec_takes_one_spelling_of_each_flag_of_the_real_parser() -> None:
         kept = [name for name in names if name not in spec.SPELLINGS]
         assert len(kept) == 1, names
         assert {spec.SPELLINGS[name] for name in names if name not in kept} <= set(kept), names
+
+
+@pytest.fixture(scope="module")
+def pilot() -> Pilot:
+    """Boot a control host that follows a branch, and let it take the fleet over."""
+    made = Pilot(Rolled())
+    made.make(rehearsal.WORK / "pilot.log")
+    first = made.git("rev-parse", "HEAD").strip()
+    assert made.await_status(first, "promoted", "unchanged", "failed")["status"] != "failed"
+    return made
+
+
+def test_a_push_that_makes_the_model_forget_is_reverted_with_nobody_at_a_keyboard(
+    pilot: Pilot,
+) -> None:
+    """index_topk 512 over 1024: gate A fails, the cell reverts, the last sentence says it all."""
+    before = fleet()
+    builds = on("gpu-a", "ls", "/opt/seatrial/builds")
+    pilot.edit_spec(lambda spec: spec.update(index_topk=512))
+    bad = pilot.commit("Lower index_topk to save index memory")
+    pilot.push()
+    done = pilot.await_status(bad, "promoted", "reverted", "refused", "failed", seconds=600)
+    assert done["status"] == "reverted"
+    assert done["gate"] == "case_a_needle"
+    events = [event for event in pilot.events if event.rollout == pilot.events[-1].rollout]
+    assert events[-1].data["outcome"] == "reverted"
+    reason = events[-1].data["reason"]
+    for words in (
+        "case_a_needle",
+        "FAIL",
+        "measured",
+        "bound",
+        "index_topk 1024 -> 512",
+        "git revert",
+    ):
+        assert words in reason
+    assert "case_a_needle" in pilot.note(bad)
+    after = fleet()
+    assert {host: state[:3] for host, state in after.items()} == {
+        host: state[:3] for host, state in before.items()
+    }
+    # The canary alone was touched: the other cell's processes went on.
+    assert after["gpu-c"] == before["gpu-c"]
+    assert on("gpu-a", "ls", "/opt/seatrial/builds") == builds
+    assert rehearsal.ask_the_entry() == 0
+    # From the failed gate to the old release answering: an engine's start and at most 30 s.
+    seconds = {phase.name: phase.seconds for phase in ledger.phases(events)}
+    assert seconds["revert"] <= seconds["activate"] + 30
+
+
+def test_the_push_that_takes_it_back_is_promoted_and_moves_nothing(pilot: Pilot) -> None:
+    """What git wants is what serves again."""
+    before, bad = fleet(), pilot.git("rev-parse", "HEAD").strip()
+    pilot.git("-c", f"user.name={ANN}", "-c", f"user.email={ANN}", "revert", "-n", bad)
+    mended = pilot.commit("Take index_topk 1024 again")
+    pilot.push()
+    done = pilot.await_status(mended, "promoted", "reverted", "refused", "failed")
+    assert done["status"] == "promoted", done["sentence"]
+    assert fleet() == before
+    assert pilot.note(mended).startswith("seatrial: promoted\n")

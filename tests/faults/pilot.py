@@ -20,14 +20,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import yaml
 
 from rehearsal import run as rehearsal
 from seatrial import ledger
 from tests.faults import hosts
-from tests.faults.fleet import ARTIFACTS, CONNECTIONS, WORK, Fleet
+from tests.faults.fleet import ARTIFACTS, CONNECTIONS, WORK
 
 NAME = "pilot"
 ADDRESS = "10.77.0.9"
@@ -60,6 +60,22 @@ http.server.ThreadingHTTPServer(("10.77.0.1", 8099), Heard).serve_forever()
 """
 
 
+class Steered(Protocol):
+    """A fleet that was rolled out by hand, and that the pilot takes over."""
+
+    @property
+    def name(self) -> str:
+        """Its inventory's name."""
+
+    @property
+    def repository(self) -> Path:
+        """The clone from which it was rolled out."""
+
+    @property
+    def ledger(self) -> Path:
+        """What was written down of that."""
+
+
 @dataclass
 class Pilot:
     """The control host of one fleet, and the clone in which people work.
@@ -69,7 +85,7 @@ class Pilot:
         secrets: planted texts that must be found nowhere but in the files made for them.
     """
 
-    fleet: Fleet
+    fleet: Steered
     inputs: dict[str, Any] = field(default_factory=dict)
     secrets: dict[str, Any] = field(default_factory=dict)
     _listener: subprocess.Popen[bytes] | None = None

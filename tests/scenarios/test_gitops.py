@@ -1,6 +1,7 @@
 """A merge is the order: real pushes to a real repository, a control host of its own, no command.
 
 The pilot steers the light fleet by what is pushed to it; the tests are the chapters, in order.
+`make test` runs the telling ones.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from tests.faults import hosts
 from tests.faults.fleet import ROLES, WORK, Fleet
 from tests.faults.pilot import ADDRESS, ANN, BOB, HOME, TOLD, USER, Pilot
 
+# One fleet for all of them, whoever runs tests side by side.
+pytestmark = pytest.mark.xdist_group("pilot")
 PLANTED = {
     name: f"planted-{secrets.token_hex(12)}" for name in ("webhook", "chat", "forge", "graf")
 }
@@ -99,6 +102,7 @@ def started_after(pilot: Pilot, moment: float) -> float:
     return int(pilot.ssh(asked)) / 1e6 - moment
 
 
+@pytest.mark.telling
 def test_what_was_rolled_out_by_hand_is_taken_over(pilot: Pilot) -> None:
     """The first look knows from the ledger what serves; what nobody would notice moves nothing."""
     first = pilot.git("rev-parse", "HEAD").strip()
@@ -115,6 +119,7 @@ def test_installing_it_again_changes_nothing(pilot: Pilot) -> None:
     assert "A real run then installs" in pilot.install(log, "--check")
 
 
+@pytest.mark.telling
 def test_a_push_is_rolled_out_and_told_with_nobody_at_a_keyboard(pilot: Pilot) -> None:
     """Hook, rollout, promotion, note, commit status, notification, annotation."""
     before, pushed = serving(), time.monotonic()
@@ -235,6 +240,7 @@ def test_three_pushes_within_a_second_are_one_rollout_of_the_newest(pilot: Pilot
     assert made[-1].endswith(commits[-1][:8])
 
 
+@pytest.mark.telling
 def test_of_two_reconcilers_one_works_and_the_other_says_who_does(pilot: Pilot) -> None:
     """And after kill -9 at the gates the next look brings the rollout to its end."""
     commit = merge(pilot, "r4")
@@ -253,6 +259,7 @@ def test_of_two_reconcilers_one_works_and_the_other_says_who_does(pilot: Pilot) 
     assert len(serving()) == 1
 
 
+@pytest.mark.telling
 def test_a_power_cut_of_the_control_host_ends_well(pilot: Pilot) -> None:
     """In the middle of a switch: the timer of the next boot resumes or reverts."""
     commit = merge(pilot, "r5")
