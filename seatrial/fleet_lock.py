@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 PROC = Path("/proc")
+KEEPER = "SEATRIAL_KEEPER"
+"""In the environment of a playbook whose starter gave it a kernel lock to hold: which one."""
 HELD_BY = "the fleet is locked by"
 """Stands in the sentence of every refusal."""
 
@@ -38,18 +40,28 @@ def request(commit: str, seconds: int, *, what: str = "rollout") -> dict[str, An
         "seconds": seconds,
         "controller": _controller(),
         "process": _process(_playbook()),
+        "keeper": os.environ.get(KEEPER, ""),
     }
+
+
+def keeper(descriptor: int) -> str:
+    """Name a kernel lock that a playbook holds as long as it runs: its path and inode."""
+    path = (PROC / "self/fd" / str(descriptor)).readlink()
+    return f"{path} {os.fstat(descriptor).st_ino}"
 
 
 def is_dead(holder: Mapping[str, Any]) -> bool:
     """Whether the rollout that holds the lock ran on this machine and is surely over.
 
-    Its process is gone, or another one has its number, or the machine has rebooted since. Of a
-    holder on another machine nothing is known, so it is not dead.
+    Its process is gone, or another one has its number, or the machine has rebooted since, or this
+    run holds the kernel lock that the holder had until its end. Of a holder on another machine
+    nothing is known, so it is not dead.
     """
     ours, theirs = _controller(), holder.get("controller", {})
     if any(ours[key] != theirs.get(key) for key in ("name", "machine")):
         return False
+    if os.environ.get(KEEPER) and holder.get("keeper") == os.environ[KEEPER]:
+        return True
     if ours["boot"] != theirs.get("boot"):
         return True
     if ours["pids"] != theirs.get("pids"):  # a container beside this one: its processes are unseen

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from seatrial import fleet_lock
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -52,6 +54,23 @@ def test_of_a_holder_elsewhere_nothing_is_known() -> None:
         controller = {**ended["controller"], key: "elsewhere"}
         assert not fleet_lock.is_dead({**ended, "controller": controller})
     assert not fleet_lock.is_dead({"token": "unreadable"})
+
+
+def test_a_holder_is_dead_when_we_hold_the_kernel_lock_that_it_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In a container that was started again neither its processes nor its boot can be seen."""
+    with (tmp_path / "lock").open("w") as lock:
+        monkeypatch.setenv(fleet_lock.KEEPER, fleet_lock.keeper(lock.fileno()))
+    ours = fleet_lock.request("c", 9)
+    before = {**ours, "controller": {**ours["controller"], "pids": "gone"}}
+    assert fleet_lock.is_dead(before)
+    assert not fleet_lock.is_dead({**before, "keeper": "another lock"})
+    assert not fleet_lock.is_dead(
+        {**before, "controller": {**before["controller"], "name": "elsewhere"}}
+    )
+    monkeypatch.delenv(fleet_lock.KEEPER)
+    assert not fleet_lock.is_dead({**before, "keeper": ""})
 
 
 def test_a_worker_asks_in_the_name_of_the_playbook() -> None:

@@ -17,6 +17,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from seatrial import fleet_lock
+
 HERE = Path(__file__).resolve().parent
 # What a playbook may know of its starter's environment: no secret that something else put there.
 PASSED = (
@@ -109,7 +111,10 @@ def run(
         process = subprocess.Popen(
             [str(programs / "ansible-playbook"), "-i", f"inventory/{fleet}", playbook, *words],
             cwd=tree,
-            env=_environment(tree, programs, reasons, vault_password_file),
+            env={
+                **_environment(tree, programs, reasons, vault_password_file),
+                fleet_lock.KEEPER: fleet_lock.keeper(lock),
+            },
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
