@@ -45,7 +45,7 @@ TIMEOUTS = {
     "real": {
         "drain_seconds": 30,
         "stop_seconds": 20,
-        "ready_seconds": 240,
+        "ready_seconds": 150,
         "router_seconds": 30,
         "gate_seconds": 300,
     },

@@ -108,6 +108,7 @@ def test_what_was_rolled_out_by_hand_is_taken_over(pilot: Pilot) -> None:
     first = pilot.git("rev-parse", "HEAD").strip()
     before = serving()
     found = pilot.await_status(first, PROMOTED, "unchanged")
+    pilot.await_idle()
     assert found["signer"] == ANN
     assert serving() == before
 
