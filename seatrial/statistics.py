@@ -8,7 +8,6 @@ from functools import cache
 from math import ceil, comb, exp, fsum, inf, lgamma, log, nan, sqrt
 from statistics import NormalDist
 
-
 NEGLIGIBLE = 1e-18
 POWER_MAX = 700.0
 """No larger power of e is asked for: beyond 709 it leaves a float's range."""
