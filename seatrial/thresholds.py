@@ -365,6 +365,10 @@ class _Loader(yaml.SafeLoader):
         seen: set[Hashable] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=deep)
+            if not isinstance(key, Hashable):
+                raise yaml.constructor.ConstructorError(
+                    problem="a key should be a word", problem_mark=key_node.start_mark
+                )
             if key in seen:
                 raise yaml.constructor.ConstructorError(
                     problem=f"the key {key} stands twice", problem_mark=key_node.start_mark
@@ -385,9 +389,11 @@ def load(folder: Path, name: str) -> Thresholds:
         raise ThresholdsError(f"There are no thresholds {name}; by name there are: {known}")
     try:
         # A loader made from yaml.SafeLoader, which makes nothing but plain data.
-        value = yaml.load(path.read_text(), _Loader)  # noqa: S506
+        value = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506
         return Thresholds.model_validate(value)
-    except yaml.YAMLError as error:
+    except OSError as error:
+        raise ThresholdsError(f"{path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         said = " ".join(str(error).split())
         raise ThresholdsError(f"{path}: should be YAML: {said}") from None
     except ValidationError as error:

@@ -84,6 +84,7 @@ def test_selected_groups_fit_their_time(repository: Path, fleet: str, seconds: f
         ("window:", "the key window stands twice"),
         ("critical: {readiness: ''}", "the key critical stands twice"),
         ("answers: [", "should be YAML"),
+        ("? [a]\n: b", "a key should be a word"),
     ],
 )
 def test_key_that_stands_twice_is_refused(tmp_path: Path, text: str, message: str) -> None:
