@@ -398,7 +398,19 @@ def _group(item: pytest.Item) -> str:
 
 
 def _check_names(run: Run, gates: dict[str, pytest.Item]) -> None:
-    """Refuse a thresholds file that names a gate which does not exist."""
+    """Refuse thresholds that name a gate which does not exist, or wave a critical one through."""
+    if run.thresholds is not None and not run.problem:
+        waved = {**run.thresholds.shadow, **run.thresholds.not_applicable}
+        both = [
+            item.name
+            for item in gates.values()
+            if run.listed("critical", item) and (item.name in waved or _group(item) in waved)
+        ]
+        if both:
+            run.problem = (
+                f"The thresholds call {', '.join(both)} or its group critical, so neither can be "
+                "under shadow or not_applicable too."
+            )
     known = {*GROUPS, *(item.name for item in gates.values())}
     whole = len({_group(item) for item in gates.values()}) == len(GROUPS)
     named = run.thresholds.names if run.thresholds is not None else []

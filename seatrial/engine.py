@@ -170,7 +170,7 @@ class Engine:
             tokens: how many tokens at most, or exactly.
             is_exact: do not let the model end by itself.
             leave_after: hang up after so many tokens, as a client does that went away; the answer
-                then has the finish reason "left".
+                then has the finish reason "left", unless it was over before.
 
         Raises:
             EngineError: no answer, an error status, or a stream that ended before it was whole.
@@ -180,6 +180,7 @@ class Engine:
         start = time.monotonic()
         times: list[float] = []
         seen = 0
+        has_left = False
         last: dict[str, Any] = {}
         for event in self._events("/generate", body):
             now = time.monotonic() - start
@@ -197,13 +198,14 @@ class Engine:
                 seen = count
             if leave_after is not None and seen >= leave_after:
                 last = {**event, "meta_info": {**event["meta_info"], "finish_reason": None}}
+                has_left = True
                 break
         answer = self._answer(
             "/generate", last.get("text"), last.get("meta_info"), time.monotonic() - start
         )
         gaps = tuple(later - earlier for earlier, later in pairwise(times))
         timed = replace(answer, asked_tokens=tokens, is_exact=is_exact, gap_seconds=gaps)
-        if leave_after is not None:
+        if has_left:
             return replace(timed, finish_reason="left")
         return self._seen(replace(timed, first_seconds=times[0] if times else None))
 
