@@ -251,12 +251,28 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.tbstyle == "auto":
         config.option.tbstyle = "no"  # an operator needs the sentence, which the table has
     config.option.reportchars = ""  # and the table is the summary
+    if hasattr(config, "workerinput"):
+        run.report_dir = None  # a worker of -n, which measures nothing, must not write one
     if run.report_dir is not None and config.option.xmlpath is None:
         config.option.xmlpath = str(run.report_dir / "junit.xml")
     try:
         _read_options(config, run)
     except SeatrialError as error:
         run.problem = str(error)
+    if run.report_dir is not None and not config.option.collectonly:
+        _clear(run.report_dir)
+
+
+def _clear(folder: Path) -> None:
+    """Make the report's folder; an earlier run's report there must not stand for this one."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in (*reports.FILES, "junit.xml"):
+            (folder / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise pytest.UsageError(
+            f"--report-dir {folder}: no report can be written there: {error.strerror}"
+        ) from None
 
 
 def _read_options(config: pytest.Config, run: Run) -> None:
@@ -265,11 +281,16 @@ def _read_options(config: pytest.Config, run: Run) -> None:
     if (options.cell_file is None) == (options.url is None):
         raise CellError("Say what to judge: --url http://host:port, or --cell-file F.")
     run.is_by_hand = options.url is not None
+    if getattr(options, "numprocesses", None):
+        raise CellError("Gates measure one after another: leave out -n.")
     if options.select and not run.is_by_hand:
         raise CellError("--select is for --url; a cell file's spec says itself what is selected.")
+    if not run.is_by_hand and any("::" in argument for argument in config.args):
+        raise CellError("A cell file's gates are judged all together: name no single ones.")
     if options.url is not None:
         unasked = [group for group in GROUPS if group not in ON_REQUEST]
-        run.select = options.select.split(",") if options.select else unasked
+        asked = [name.strip() for name in (options.select or "").split(",")]
+        run.select = asked if options.select is not None else unasked
         run.cell = cells.by_hand(options.url, options.thresholds or BY_HAND_THRESHOLDS)
     else:
         run.cell = cells.load(options.cell_file)
@@ -279,14 +300,25 @@ def _read_options(config: pytest.Config, run: Run) -> None:
     if options.against is not None:
         run.baseline = baselines.of_report(options.against)
     if options.api_key_file is not None:
-        try:
-            run.api_key = options.api_key_file.read_text().strip()
-        except OSError as error:
-            raise CellError(f"{options.api_key_file}: {error.strerror}") from None
+        run.api_key = _api_key(options.api_key_file)
     unknown = [name for name in run.select if name not in GROUPS]
     if unknown:
         where = "--select" if run.is_by_hand else "gates.select"
-        raise CellError(f"{where}: should be among {', '.join(GROUPS)}, has {', '.join(unknown)}")
+        said = ", ".join(name or "an empty name" for name in unknown)
+        raise CellError(f"{where}: should be among {', '.join(GROUPS)}, has {said}")
+
+
+def _api_key(path: Path) -> str:
+    """Read the key; what cannot be a key is told without its content."""
+    try:
+        key = path.read_text(encoding="ascii").strip()
+    except OSError as error:
+        raise CellError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        key = ""
+    if not key.isprintable() or not key or " " in key:
+        raise CellError(f"{path}: should hold an API key: one word of ASCII characters")
+    return key
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -366,7 +398,19 @@ def _group(item: pytest.Item) -> str:
 
 
 def _check_names(run: Run, gates: dict[str, pytest.Item]) -> None:
-    """Refuse a thresholds file that names a gate which does not exist."""
+    """Refuse thresholds that name a gate which does not exist, or wave a critical one through."""
+    if run.thresholds is not None and not run.problem:
+        waved = {**run.thresholds.shadow, **run.thresholds.not_applicable}
+        both = [
+            item.name
+            for item in gates.values()
+            if run.listed("critical", item) and (item.name in waved or _group(item) in waved)
+        ]
+        if both:
+            run.problem = (
+                f"The thresholds call {', '.join(both)} or its group critical, so neither can be "
+                "under shadow or not_applicable too."
+            )
     known = {*GROUPS, *(item.name for item in gates.values())}
     whole = len({_group(item) for item in gates.values()}) == len(GROUPS)
     named = run.thresholds.names if run.thresholds is not None else []
@@ -533,10 +577,28 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         not_selected=run.not_selected,
         next=_final_sentence(run, gates),
     )
+    for gate in gates:
+        if gate.id not in {result.id for result in run.results.values()}:
+            _tell_junit(session, gate)
     if run.report_dir is not None:
         run.final.write(run.report_dir)
         (run.report_dir / "report.html").write_text(page(run.final))
     session.exitstatus = run.final.exit_status
+
+
+def _tell_junit(session: pytest.Session, gate: GateResult) -> None:
+    """Let pytest's own report, and so JUnit's, hold what did not run as well."""
+    where = (f"gates/{gate.group}", 0, gate.id)
+    told = pytest.TestReport(
+        nodeid=f"gates/{gate.group}::{gate.id}",
+        location=where,
+        keywords={},
+        outcome="failed",
+        longrepr=f"{gate.verdict.value}: {gate.message}",
+        when="call",
+        user_properties=[("verdict", gate.verdict.value)],
+    )
+    session.config.hook.pytest_runtest_logreport(report=told)
 
 
 def _final_sentence(run: Run, gates: Sequence[GateResult]) -> str:
@@ -547,6 +609,8 @@ def _final_sentence(run: Run, gates: Sequence[GateResult]) -> str:
         return reports.final_sentence(gates)
     unable = {gate.group for gate in blocking}
     groups = ",".join(dict.fromkeys(g.group for g in passed if g.group not in unable))
+    if not groups:
+        return reports.final_sentence(gates)
     return (
         f"All {len(passed)} gates that a URL alone can answer passed; {len(blocking)} others are "
         f"INVALID, since they need what a rollout knows. To leave those out: --select {groups}"

@@ -167,7 +167,8 @@ def test_cancelled_requests_leave_nothing_behind(
     with ThreadPoolExecutor(1) as pool:
         others = pool.submit(at_once, leaving, len(leaving))
         stayed = at_once(staying, len(staying))
-        others.result()
+        gone = others.result()
+    hung_up = sum(one.finish_reason == "left" for one in gone.whole)
     urls = [(server.label, server.url) for server in cell.engines] or [(cell.name, cell.router_url)]
     left = _unsettled([(label, connect(url)) for label, url in urls], bounds.settle_seconds)
     after = at_once(
@@ -182,7 +183,7 @@ def test_cancelled_requests_leave_nothing_behind(
         unit="of others' answers right",
         samples=len(replies),
         message=(
-            f"{len(leaving)} clients hung up; {right} of {len(replies)} others were answered "
+            f"{hung_up} clients hung up; {right} of {len(replies)} others were answered "
             "rightly"
             + (
                 f"; still running after {bounds.settle_seconds:g} s: {', '.join(left)}."
@@ -192,6 +193,11 @@ def test_cancelled_requests_leave_nothing_behind(
         ),
         next_step="Requests of clients that are gone hold slots and KV cache: see abort_request.",
     )
+    if measured >= bound and hung_up < len(leaving):
+        why = gone.problems[0] if gone.problems else "the answer was over before"
+        raise InvalidMeasurementError(
+            f"{hung_up} of {len(leaving)} clients could hang up in the middle of an answer: {why}."
+        )
     assert measured >= bound
 
 

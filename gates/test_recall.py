@@ -32,7 +32,7 @@ from seatrial.recall import (
 )
 from seatrial.statistics import binomial_tail, wilson_interval
 from seatrial.thresholds import Asked, Recall
-from seatrial.verdict import InconclusiveError, Recorder
+from seatrial.verdict import InconclusiveError, InvalidMeasurementError, Recorder
 
 pytestmark = pytest.mark.recall
 
@@ -80,6 +80,11 @@ def reach(run: Any, cell: Cell, router: Engine) -> Reach:
         topk = model_override(info).get("index_topk") or bounds.index_topk_by_hand
         context = info.get("context_length") or bounds.length_max_tokens
     longest = min(int(context), bounds.length_max_tokens) - bounds.answer_tokens - ROOM
+    if longest < 1:
+        raise InvalidMeasurementError(
+            f"A context of {context} tokens has no room for a prompt, {bounds.answer_tokens} of an "
+            f"answer (recall.answer_tokens) and {ROOM} of a template."
+        )
     return Reach(int(topk), longest, int(info.get("page_size") or 1))
 
 
@@ -95,6 +100,11 @@ def grid(run: Any, asking: Examiner, reach: Reach) -> Grid:
     bounds: Recall = run.thresholds.section("recall")
     lengths = [round(share * reach.edge) for share in bounds.around_edge]
     shorter = [tokens for tokens in lengths if tokens <= reach.context]
+    if not shorter:
+        raise InvalidMeasurementError(
+            f"The context has room for prompts of {reach.context} tokens, and the shortest of "
+            f"recall.around_edge has {min(lengths)}."
+        )
     return _ask_grid(asking, bounds, shorter, f"{run.seed}/grid")
 
 

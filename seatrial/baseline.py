@@ -66,9 +66,11 @@ def of_report(path: Path) -> Baseline:
         BaselineError: it cannot be read, or it kept no questions.
     """
     try:
-        report = Report.model_validate_json(path.read_text())
+        report = Report.model_validate_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BaselineError(f"{path}: should be a report.json: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise BaselineError(f"{path}: is no report.json: it is no text in UTF-8") from None
     except ValidationError as error:
         first: Any = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])

@@ -15,7 +15,8 @@ from seatrial.release import Release
 from seatrial.spec import ServingSpec
 
 Role = Literal["prefill", "decode", "combined", "router"]
-Url = Annotated[str, Field(pattern=r"^https?://[^\s/]+/?$")]
+Url = Annotated[str, Field(pattern=r"^https?://[^\s/?#@]+/?$")]
+"""Without a user, a password or a query: it stands in reports."""
 
 
 BY_HAND = "By hand only a URL is known; a rollout knows it from its cell file (--cell-file)."
@@ -109,7 +110,8 @@ def by_hand(url: str, thresholds: str) -> Cell:
     try:
         return Cell.model_validate(value)
     except ValidationError:
-        raise CellError(f"--url should be like http://host:port, is {url}") from None
+        said = "has more in it" if set("@?#") & set(url) else f"is {url}"  # may be a password
+        raise CellError(f"--url should be like http://host:port, {said}") from None
 
 
 def load(path: Path) -> Cell:
@@ -119,9 +121,11 @@ def load(path: Path) -> Cell:
         CellError: the file is missing, is not JSON, or says a key wrongly, one line per key.
     """
     try:
-        return Cell.model_validate_json(path.read_text())
+        return Cell.model_validate_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CellError(f"{path}: should be a cell file: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise CellError(f"{path}: should be a cell file: it is no text in UTF-8") from None
     except ValidationError as error:
         lines = []
         for problem in error.errors():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from array import array
@@ -12,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from itertools import pairwise
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import requests
 import urllib3
@@ -97,6 +98,7 @@ class Engine:
         self._timeout = (CONNECT_SECONDS, timeout_seconds)
         self._session = requests.Session()
         self._session.trust_env = False  # a proxy of the operator's shell is not the users' door
+        self._session.headers["Accept-Encoding"] = "identity"  # a stream is read as it comes
         if api_key:
             self._session.headers["Authorization"] = f"Bearer {api_key}"
         self._model: str | None = None
@@ -142,7 +144,10 @@ class Engine:
         said = meta.get("indexer_topk")
         if not isinstance(said, str):
             return None
-        values = array("i", b64decode(said))
+        try:
+            values = array("i", b64decode(said))
+        except ValueError:
+            raise EngineRefusedError(f"{self.url} returned a selection that is no int32") from None
         rows = answer.prompt_tokens + answer.completion_tokens - 1
         layers, rest = divmod(len(values), rows * width)
         if rest or not layers:
@@ -165,7 +170,7 @@ class Engine:
             tokens: how many tokens at most, or exactly.
             is_exact: do not let the model end by itself.
             leave_after: hang up after so many tokens, as a client does that went away; the answer
-                then has the finish reason "left".
+                then has the finish reason "left", unless it was over before.
 
         Raises:
             EngineError: no answer, an error status, or a stream that ended before it was whole.
@@ -175,11 +180,16 @@ class Engine:
         start = time.monotonic()
         times: list[float] = []
         seen = 0
+        has_left = False
         last: dict[str, Any] = {}
         for event in self._events("/generate", body):
             now = time.monotonic() - start
             last = event
             count = _mapping(event.get("meta_info")).get("completion_tokens")
+            if isinstance(count, int) and count > tokens + 1:  # one more may end the answer
+                raise EngineRefusedError(
+                    f"{self.url}/generate counts {count} tokens of {tokens} asked"
+                )
             if isinstance(count, int) and count > seen:
                 before = times[-1] if times else now
                 # Tokens that came in one piece share the time since the piece before.
@@ -188,13 +198,14 @@ class Engine:
                 seen = count
             if leave_after is not None and seen >= leave_after:
                 last = {**event, "meta_info": {**event["meta_info"], "finish_reason": None}}
+                has_left = True
                 break
         answer = self._answer(
             "/generate", last.get("text"), last.get("meta_info"), time.monotonic() - start
         )
         gaps = tuple(later - earlier for earlier, later in pairwise(times))
         timed = replace(answer, asked_tokens=tokens, is_exact=is_exact, gap_seconds=gaps)
-        if leave_after is not None:
+        if has_left:
             return replace(timed, finish_reason="left")
         return self._seen(replace(timed, first_seconds=times[0] if times else None))
 
@@ -204,22 +215,19 @@ class Engine:
         Raises:
             EngineError: no answer, an error status or event, or an end without ``[DONE]``.
         """
-        try:
-            with closing(self._request("POST", path, body, is_streamed=True)) as response:
-                self._checked(response)
-                for line in _lines(response):
-                    if line == b"data: [DONE]":
-                        return
-                    if line.startswith(b"data: "):
-                        event = _mapping(_decoded(line[6:]))
-                        if "error" in event or not event:
-                            said = str(event.get("error", "nothing that is JSON"))[:200]
-                            raise EngineRefusedError(f"{self.url}{path} streamed {said}")
-                        yield event
-        except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
-            raise EngineUnreachableError(
-                f"{self.url}{path} broke off its stream: {_reason(error)}"
-            ) from None
+        with closing(self._request("POST", path, body)) as response:
+            pieces = self._pieces(response, path)
+            if not _is_good(response):
+                self._refuse(response, path, b"".join(pieces))
+            for line in _lines(pieces):
+                if line == b"data: [DONE]":
+                    return
+                if line.startswith(b"data: "):
+                    event = _mapping(_decoded(line[6:]))
+                    if "error" in event or not event:
+                        said = _shown(str(event.get("error", "nothing that is JSON")))
+                        raise EngineRefusedError(f"{self.url}{path} streamed {said}")
+                    yield event
         raise EngineUnreachableError(f"{self.url}{path} ended its stream before it was whole")
 
     def chat(self, message: str | Sequence[Message], tokens: int) -> Answer:
@@ -240,13 +248,13 @@ class Engine:
         seconds = time.monotonic() - start
         choices = content.get("choices")
         choice = _mapping(choices[0]) if isinstance(choices, list) and choices else {}
-        text = _mapping(choice.get("message")).get("content")
+        text = choice["message"].get("content") or "" if _mapping(choice.get("message")) else None
         usage = dict(_mapping(content.get("usage")))
         details = _mapping(usage.get("prompt_tokens_details"))
         usage.setdefault("cached_tokens", details.get("cached_tokens"))
         usage["finish_reason"] = choice.get("finish_reason")
         # A model that stops at once answers with null instead of an empty text.
-        answer = self._answer("/v1/chat/completions", text or "", usage, seconds)
+        answer = self._answer("/v1/chat/completions", text, usage, seconds)
         return self._seen(replace(answer, asked_tokens=tokens))
 
     def model(self) -> str:
@@ -289,7 +297,7 @@ class Engine:
         Raises:
             EngineUnreachableError: nothing answers at all.
         """
-        return self._request("GET", path).status_code == HTTPStatus.OK
+        return self._fetched("GET", path)[0].status_code == HTTPStatus.OK
 
     def metrics(self, name: str) -> list[Sample]:
         """Return the samples of metric ``name`` on the server's own ``/metrics`` page.
@@ -305,13 +313,13 @@ class Engine:
         Raises:
             EngineError: no answer, or an error status.
         """
-        return parse_metrics(self._checked(self._request("GET", "/metrics")).text)
+        return parse_metrics(self._good("GET", "/metrics").decode("utf-8", "replace"))
 
     def _get_json(self, path: str) -> object:
-        return self._json(self._checked(self._request("GET", path)))
+        return self._json(path, self._good("GET", path))
 
     def _post(self, path: str, body: dict[str, Any]) -> object:
-        return self._json(self._checked(self._request("POST", path, body)))
+        return self._json(path, self._good("POST", path, body))
 
     def _seen(self, answer: Answer) -> Answer:
         """Show an answer to whoever looks at all of them."""
@@ -319,46 +327,72 @@ class Engine:
         return answer
 
     def _request(
-        self,
-        method: str,
-        path: str,
-        body: dict[str, Any] | None = None,
-        *,
-        is_streamed: bool = False,
+        self, method: str, path: str, body: dict[str, Any] | None = None
     ) -> requests.Response:
+        """Return a response of which only the head was read; nobody is followed elsewhere."""
         self._on_request()
         try:
             return self._session.request(
-                method, f"{self.url}{path}", json=body, timeout=self._timeout, stream=is_streamed
+                method,
+                f"{self.url}{path}",
+                json=body,
+                timeout=self._timeout,
+                stream=True,
+                allow_redirects=False,
             )
         except requests.Timeout:
-            raise EngineUnreachableError(
-                f"{self.url}{path} did not answer within {self._timeout[1]:g} s"
-            ) from None
-        except requests.RequestException as error:
+            raise self._late(path) from None
+        except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
             raise EngineUnreachableError(
                 f"{self.url}{path} cannot be reached: {_reason(error)}"
             ) from None
 
-    def _checked(self, response: requests.Response) -> requests.Response:
-        if response.ok:
-            return response
-        if response.status_code in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
-            raise EngineRefusedError(
-                f"{response.url} answered {response.status_code}: it wants another API key; "
-                "name the file that holds it with --api-key-file"
-            )
-        said = " ".join(response.text.split())[:200]
-        raise EngineRefusedError(f"{response.url} answered {response.status_code}: {said}")
-
-    def _json(self, response: requests.Response) -> object:
+    def _pieces(self, response: requests.Response, path: str) -> Iterator[bytes]:
+        """Yield a body as it comes; no longer than a request may take, however often it comes."""
+        ends = time.monotonic() + self._timeout[1]
         try:
-            content: object = response.json()
-        except requests.JSONDecodeError:
-            raise EngineRefusedError(
-                f"{response.url} answered something that is not JSON"
+            while piece := response.raw.read1(PIECE_BYTES, decode_content=True):
+                yield piece
+                if time.monotonic() > ends:
+                    raise self._late(path)
+        except urllib3.exceptions.ReadTimeoutError:
+            raise self._late(path) from None
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise EngineUnreachableError(
+                f"{self.url}{path} broke off its answer: {_reason(error)}"
             ) from None
+
+    def _late(self, path: str) -> EngineUnreachableError:
+        return EngineUnreachableError(
+            f"{self.url}{path} did not answer within {self._timeout[1]:g} s"
+        )
+
+    def _fetched(
+        self, method: str, path: str, body: dict[str, Any] | None = None
+    ) -> tuple[requests.Response, bytes]:
+        with closing(self._request(method, path, body)) as response:
+            return response, b"".join(self._pieces(response, path))
+
+    def _good(self, method: str, path: str, body: dict[str, Any] | None = None) -> bytes:
+        """Return the body of an answer that is no error and sends nobody elsewhere."""
+        response, content = self._fetched(method, path, body)
+        if not _is_good(response):
+            self._refuse(response, path, content)
         return content
+
+    def _refuse(self, response: requests.Response, path: str, content: bytes) -> NoReturn:
+        status, said = response.status_code, _shown(content.decode("utf-8", "replace"))
+        if status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
+            said = "it wants another API key; name the file that holds it with --api-key-file"
+        elif response.is_redirect:
+            said = f"it sends its users to {_shown(response.headers['Location'])}; name that URL"
+        raise EngineRefusedError(f"{self.url}{path} answered {status}: {said}")
+
+    def _json(self, path: str, content: bytes) -> object:
+        value = _decoded(content)
+        if value is None:
+            raise EngineRefusedError(f"{self.url}{path} answered something that is not JSON")
+        return value
 
     def _answer(self, path: str, text: object, counts: object, seconds: float) -> Answer:
         usage = _mapping(counts)
@@ -411,8 +445,16 @@ def parse_metrics(page: str) -> list[Sample]:
         if found is None:
             continue
         labels = {key: _unescaped(value) for key, value in _LABEL.findall(found["labels"] or "")}
-        samples.append(Sample(found["name"], labels, float(found["value"])))
+        samples.append(Sample(found["name"], labels, _number(found["value"])))
     return samples
+
+
+def _number(text: str) -> float:
+    """Return a number, NaN if it is none: a value that cannot be read is not one of zero."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def _unescaped(value: str) -> str:
@@ -420,21 +462,36 @@ def _unescaped(value: str) -> str:
     return re.sub(r"\\(.)", lambda found: "\n" if found[1] == "n" else str(found[1]), value)
 
 
-def _lines(response: requests.Response) -> Iterator[bytes]:
-    """Yield lines when they come; ``iter_lines`` would wait until a buffer is full."""
+def _is_good(response: requests.Response) -> bool:
+    return HTTPStatus.OK <= response.status_code < HTTPStatus.MULTIPLE_CHOICES
+
+
+def _lines(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield lines when they come."""
     rest = b""
-    while piece := response.raw.read1(PIECE_BYTES):
+    for piece in pieces:
         *lines, rest = (rest + piece).split(b"\n")
         yield from (line.rstrip(b"\r") for line in lines)
 
 
-def _decoded(text: bytes) -> object:
-    """Return the JSON value in ``text``, or None."""
+def _decoded(content: bytes) -> object:
+    """Return the JSON value in ``content``, or None; half a character becomes a replacement one."""
     try:
-        value: object = json.loads(text)
-    except ValueError:
+        value: object = json.loads(content.decode("utf-8", "replace"))
+    except (ValueError, RecursionError):
         return None
-    return value
+    if b"\\ud" not in content.lower():
+        return value
+    # A lone surrogate, as broken detokenizing makes it, can stand in no report.
+    text = json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass")
+    whole: object = json.loads(text.decode("utf-16", "replace"))
+    return whole
+
+
+def _shown(said: str) -> str:
+    """Return the beginning of a server's words, with nothing that a terminal would obey."""
+    words = " ".join(said.split())[:200]
+    return "".join(each if each.isprintable() else "?" for each in words)
 
 
 def _mapping(value: object) -> dict[str, Any]:

@@ -246,7 +246,8 @@ def selector(metric: str, instances: Sequence[str]) -> str:
     ``sglang_...`` by SGLang's own prometheus_client, one that asks for plain text is not; which one
     asks for what differs by version, so both are looked for.
     """
-    joined = "|".join(instance.replace(".", "\\\\.") for instance in sorted(instances))
+    escaped = str.maketrans({mark: f"\\\\{mark}" for mark in ".[]"})  # [::1]:30000 is no class
+    joined = "|".join(instance.translate(escaped) for instance in sorted(instances))
     return f'{{__name__=~"sglang[:_]{metric}", instance=~"{joined}"}}'
 
 

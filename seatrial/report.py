@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from seatrial.details import Details
 from seatrial.verdict import SIGNS, BoundIs, Verdict, number, words
 
+FILES = ("report.json", "report.txt", "report.html")
 WIDTH = 96
 _INDENT = " " * 10
 PASS_STATUS, FAIL_STATUS, UNDECIDED_STATUS = 0, 1, 2

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from math import ceil, comb, exp, fsum, inf, log, nan, sqrt
+from math import ceil, comb, exp, fsum, inf, lgamma, log, nan, sqrt
 from statistics import NormalDist
+
+NEGLIGIBLE = 1e-18
+POWER_MAX = 700.0
+"""No larger power of e is asked for: beyond 709 it leaves a float's range."""
 
 
 def wilson_interval(successes: int, samples: int, confidence: float = 0.95) -> tuple[float, float]:
@@ -43,11 +47,21 @@ def binomial_tail(successes: int, samples: int, share: float) -> float:
     """Return how likely ``successes`` or more are among ``samples`` that each have ``share``."""
     if successes <= 0:
         return 1.0
-    terms = (
-        comb(samples, count) * share**count * (1 - share) ** (samples - count)
-        for count in range(successes, samples + 1)
-    )
-    return min(1.0, fsum(terms))
+    tail = 0.0
+    for count in range(successes, samples + 1):
+        term = _binomial(count, samples, share)
+        tail += term
+        if count > share * samples and term < NEGLIGIBLE * tail:
+            break  # the terms only become smaller from here on
+    return min(1.0, tail)
+
+
+def _binomial(count: int, samples: int, share: float) -> float:
+    """Return how likely exactly ``count`` are, by logarithms: the factors leave a float's range."""
+    if not 0 < share < 1:
+        return float(count == (samples if share > 0 else 0))
+    ways = lgamma(samples + 1) - lgamma(count + 1) - lgamma(samples - count + 1)
+    return exp(ways + count * log(share) + (samples - count) * log(1 - share))
 
 
 def mcnemar_exact(lost: int, gained: int) -> float:
@@ -187,7 +201,8 @@ def loss_evidence(lost: int, gained: int) -> float:
     """
     differ = lost + gained
     below = binomial_tail(gained + 1, differ + 1, 0.5)  # as many as lost, or fewer, of one more
-    return exp((differ + 1) * log(2) - log(differ + 1) - log(comb(differ, lost))) * below
+    power = (differ + 1) * log(2) - log(differ + 1) - log(comb(differ, lost))
+    return exp(min(power, POWER_MAX)) * below
 
 
 def loss_power(drop: float, gained: float, pairs: int, alpha: float = 0.05) -> float:
@@ -201,7 +216,7 @@ def loss_power(drop: float, gained: float, pairs: int, alpha: float = 0.05) -> f
     share = (drop + gained) / differ
     found = 0.0
     for count in range(pairs + 1):
-        likely = comb(pairs, count) * differ**count * (1 - differ) ** (pairs - count)
+        likely = _binomial(count, pairs, differ)
         if likely > 1e-9:
             found += likely * binomial_tail(_least_lost(count, alpha), count, share)
     return found
@@ -210,6 +225,8 @@ def loss_power(drop: float, gained: float, pairs: int, alpha: float = 0.05) -> f
 @cache
 def _least_lost(differ: int, alpha: float) -> int:
     """Return the least loss among so many pairs that differ which is evidence of one."""
+    for fewer in range(0, differ, 100):  # each leans on the one before, so none leans on many
+        _least_lost(fewer, alpha)
     least = _least_lost(differ - 1, alpha) if differ else 1
     while least <= differ and loss_evidence(least, differ - least) < 1 / alpha:
         least += 1

@@ -16,10 +16,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from seatrial.errors import SeatrialError
 
-Count = Annotated[int, Field(ge=1)]
-Ratio = Annotated[float, Field(ge=0, le=1)]
-Rate = Annotated[float, Field(gt=0)]
-Seconds = Annotated[float, Field(gt=0)]
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+"""Neither `yes` nor "3" nor .inf: a bound that nothing can miss is a misspelt one."""
+Count = Annotated[int, Field(strict=True, ge=1)]
+Ratio = Annotated[Number, Field(ge=0, le=1)]
+Rate = Annotated[Number, Field(gt=0)]
+Seconds = Annotated[Number, Field(gt=0, le=1_000_000)]
 Text = Annotated[str, Field(min_length=1)]
 Reasons = dict[str, Text]
 """A reason for each gate, or whole group of gates, that is treated in some way."""
@@ -109,11 +111,11 @@ class Recall(_Strict):
     answer_tokens: Count
     recall_ratio_min: Ratio
     kept_places_ratio_min: Ratio
-    around_edge: list[Rate]
-    of_context: list[Ratio]
+    around_edge: Annotated[list[Rate], Field(min_length=1)]
+    of_context: Annotated[list[Annotated[Ratio, Field(gt=0)]], Field(min_length=1)]
     length_max_tokens: Count
     index_topk_by_hand: Count
-    depths: list[Ratio]
+    depths: Annotated[list[Ratio], Field(min_length=1)]
     samples: Count
     confirm_samples: Count
     residues: Asked
@@ -136,8 +138,8 @@ class Comparison(_Strict):
     """
 
     answer_tokens: Count
-    drop_ratio_max: Annotated[float, Field(gt=0, lt=1)]
-    alpha_ratio: Annotated[float, Field(gt=0, lt=0.5)]
+    drop_ratio_max: Annotated[Number, Field(gt=0, lt=1)]
+    alpha_ratio: Annotated[Number, Field(gt=0, lt=0.5)]
     pairs: Count
 
 
@@ -151,7 +153,7 @@ class AgainstLastGood(_Strict):
     """
 
     rate_drop_ratio_max: Ratio
-    first_token_rise_ratio_max: Annotated[float, Field(ge=0)]
+    first_token_rise_ratio_max: Annotated[Number, Field(ge=0)]
     noise_ratio: Ratio
 
 
@@ -187,7 +189,7 @@ class Rung(_Strict):
 
     requests: Count
     prompt_tokens: Count
-    is_shared: bool
+    is_shared: Annotated[bool, Field(strict=True)]
 
 
 class Memory(_Strict):
@@ -204,8 +206,8 @@ class Memory(_Strict):
     source: Literal["host", "dcgm"]
     samples_hz_min: Rate
     ladder: Annotated[list[Rung], Field(min_length=1)]
-    headroom_mib_min: float
-    margin_mib_min: float
+    headroom_mib_min: Number
+    margin_mib_min: Number
     scrape_seconds: Seconds
 
 
@@ -252,7 +254,7 @@ class Soak(_Strict):
     prompt_tokens: Count
     right_ratio_min: Ratio
     trend_p_min: Ratio
-    memory_growth_mib_per_1000_requests_max: float
+    memory_growth_mib_per_1000_requests_max: Number
 
 
 class Transfer(_Strict):
@@ -365,6 +367,10 @@ class _Loader(yaml.SafeLoader):
         seen: set[Hashable] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=deep)
+            if not isinstance(key, Hashable):
+                raise yaml.constructor.ConstructorError(
+                    problem="a key should be a word", problem_mark=key_node.start_mark
+                )
             if key in seen:
                 raise yaml.constructor.ConstructorError(
                     problem=f"the key {key} stands twice", problem_mark=key_node.start_mark
@@ -385,9 +391,11 @@ def load(folder: Path, name: str) -> Thresholds:
         raise ThresholdsError(f"There are no thresholds {name}; by name there are: {known}")
     try:
         # A loader made from yaml.SafeLoader, which makes nothing but plain data.
-        value = yaml.load(path.read_text(), _Loader)  # noqa: S506
+        value = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506
         return Thresholds.model_validate(value)
-    except yaml.YAMLError as error:
+    except OSError as error:
+        raise ThresholdsError(f"{path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         said = " ".join(str(error).split())
         raise ThresholdsError(f"{path}: should be YAML: {said}") from None
     except ValidationError as error:

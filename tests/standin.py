@@ -106,6 +106,7 @@ class StandIn:
         noise: standard deviation of these times in logarithms, request by request.
         slow_every: one in so many requests waits ``slow_seconds`` more for its first token.
         tears_streams: a stream ends after two tokens.
+        refuses_streams: no answer is streamed, as behind an entry that forbids it.
         keeps_cancelled: requests of clients that hung up go on running.
         retracts: every request is retracted once.
         transfers: each request's KV cache is sent, and counted.
@@ -149,6 +150,7 @@ class StandIn:
     slow_every: int = 0
     slow_seconds: float = 0.0
     tears_streams: bool = False
+    refuses_streams: bool = False
     keeps_cancelled: bool = False
     retracts: bool = False
     transfers: bool = False
@@ -413,6 +415,9 @@ class _Handler(BaseHTTPRequestHandler):
         text = body.get("text") or "\n".join(one["content"] for one in body["messages"])
         if len(text.split()) > server.context_tokens:
             self._send({"object": "error", "message": "The input is longer than the context."}, 400)
+            return
+        if server.refuses_streams and body.get("stream"):
+            self._send({"error": "Nothing is streamed here."}, 403)
             return
         number = server.begin(text)
         try:

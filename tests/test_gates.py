@@ -24,6 +24,9 @@ from tests.gate_runs import (
 )
 from tests.standin import serving
 
+BINARY = "binary.yml"
+"""Stands in arguments for a file that is no text."""
+
 
 def test_good_server_passes_by_hand(tmp_path: Path) -> None:
     """A URL alone is enough for the groups that look through HTTP."""
@@ -250,16 +253,78 @@ def test_missing_threshold_is_invalid(tmp_path: Path) -> None:
         (["--url", "localhost:30000"], "--url should be like http://host:port"),
         (["--cell-file", "/nowhere/cell.json"], "should be a cell file"),
         (["--url", "http://a:1", "--thresholds", "none-such"], "by name there are: any-server"),
+        (["--url", "http://a:1", "--select", "readiness,"], "has an empty name"),
+        (["--url", "http://a:1", "--select", ""], "has an empty name"),
+        (["--url", "http://a:1", "--api-key-file", BINARY], "should hold an API key"),
+        (["--url", "http://a:1", "--against", BINARY], "is no text in UTF-8"),
+        (["--url", "http://a:1", "--thresholds", BINARY], "should be YAML"),
+        (["--cell-file", BINARY], "is no text in UTF-8"),
     ],
-    ids=["nothing", "no-url", "no-file", "no-thresholds"],
+    ids=[
+        *("nothing", "no-url", "no-file", "no-thresholds", "empty-name", "empty-select"),
+        *("binary-key", "binary-report", "binary-thresholds", "binary-cell"),
+    ],
 )
 def test_wrong_input_is_one_sentence(tmp_path: Path, arguments: list[str], message: str) -> None:
     """Nothing is measured, the exit status says so, and the sentence says what to change."""
-    outcome = run_gates(tmp_path, *arguments)
+    binary = tmp_path / BINARY
+    binary.write_bytes(b"\xff\xfe\x00")
+    outcome = run_gates(tmp_path, *(str(binary) if word == BINARY else word for word in arguments))
     assert outcome.status == 2, outcome.output
     assert outcome.report is not None
     assert message in outcome.report.gates[0].message
     assert "Traceback" not in outcome.output
+    assert 'failures="1"' in outcome.junit.read_text()
+
+
+@pytest.mark.parametrize("url", ["http://joe:hunter2@a:1", "http://a:1?key=hunter2"])
+def test_secret_in_the_url_is_refused_and_not_repeated(tmp_path: Path, url: str) -> None:
+    """A URL stands in every report, so what is secret must not stand in it."""
+    outcome = run_gates(tmp_path, "--url", url)
+    assert outcome.status == 2
+    assert "--url should be like" in outcome.output
+    told = [outcome.output, *(file.read_text() for file in tmp_path.iterdir())]
+    assert not any("hunter2" in text for text in told)
+
+
+def test_report_that_cannot_be_written_is_said_first(tmp_path: Path) -> None:
+    """Nobody waits for gates whose report is lost."""
+    taken = tmp_path / "taken"
+    taken.write_text("")
+    with serving() as server:
+        outcome = run_gates(taken, "--url", server.url)
+        assert server.requests == 0
+    assert outcome.status == pytest.ExitCode.USAGE_ERROR
+    assert outcome.report is None
+
+
+def test_earlier_report_does_not_stand_for_this_run(tmp_path: Path) -> None:
+    """While a run has no report, its folder has none."""
+    (tmp_path / "report.json").write_text("PASS")
+    gone = "import pathlib; assert not pathlib.Path({!r}).exists(); gate.record({})".format(
+        str(tmp_path / "report.json"), "1.0, at_least=1.0, unit='', samples=1"
+    )
+    outcome = run_gates(tmp_path, "--url", "http://127.0.0.1:9", gates=own_gate(tmp_path, gone))
+    assert outcome.status == 0, outcome.output
+
+
+def test_spread_gates_are_refused(tmp_path: Path) -> None:
+    """Gates that measure beside each other measure each other; a worker writes no report."""
+    command = [sys.executable, "-m", "pytest", "gates/", "-n", "2", "--select", "readiness"]
+    command += ["--url", "http://127.0.0.1:9", "--report-dir", str(tmp_path)]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 2, ran.stdout
+    assert "leave out -n" in (tmp_path / "report.txt").read_text()
+
+
+def test_single_gate_of_a_cell_file_is_refused(tmp_path: Path) -> None:
+    """A gate that was not collected would not be missed."""
+    with serving() as server:
+        file = cell_file(tmp_path, server, ["window"])
+        one = f"gates/test_window.py::{CASE_A}"
+        outcome = run_gates(tmp_path, "--cell-file", file, gates=one)
+    assert outcome.status == 2
+    assert "name no single ones" in outcome.output
 
 
 def test_unknown_group_is_refused(tmp_path: Path) -> None:
@@ -279,6 +344,7 @@ def test_gate_that_did_not_run_is_invalid(tmp_path: Path, option: list[str]) -> 
         outcome = run_gates(tmp_path, "--cell-file", file, *option)
     assert outcome.gate(CASE_A).verdict is Verdict.INVALID
     assert outcome.status == 1
+    assert f'name="{CASE_A}"' in outcome.junit.read_text()
 
 
 def test_selection_that_leaves_nothing_is_invalid(tmp_path: Path) -> None:

@@ -47,6 +47,20 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, Path]:
     return asked(folder, "recall"), folder
 
 
+@pytest.mark.parametrize(
+    ("context", "message"),
+    [(1100, "the shortest of recall.around_edge has 634"), (64, "has no room for a prompt")],
+)
+def test_context_that_is_too_short_is_said(tmp_path: Path, context: int, message: str) -> None:
+    """Where no asked length fits into the context, the reader learns which number to change."""
+    own = thresholds(tmp_path, recall={"answer_tokens": 512})
+    with serving(info={"context_length": context}) as server:
+        arguments = ["--url", server.url, "--thresholds", own, "--select", "recall", "-k", ALL]
+        outcome = run_gates(tmp_path, *arguments)
+    assert outcome.status == 2
+    assert message in outcome.gate(ALL).message
+
+
 def test_server_that_recalls_passes(good: tuple[Outcome, Path]) -> None:
     """Every claim holds, with a heatmap and an effective length."""
     outcome, _ = good

@@ -85,6 +85,12 @@ def _server(server: StandIn, role: str) -> dict[str, str]:
             "still running after 1 s: combined on a: 4",
         ),
         (
+            {"refuses_streams": True},
+            "test_cancelled_requests_leave_nothing_behind",
+            Verdict.INVALID,
+            "0 of 4 clients could hang up in the middle of an answer",
+        ),
+        (
             {"hides_metrics": True},
             "test_cancelled_requests_leave_nothing_behind",
             Verdict.INVALID,
@@ -97,7 +103,7 @@ def _server(server: StandIn, role: str) -> dict[str, str]:
             "no answer",
         ),
     ],
-    ids=["decay", "bursts", "health", "slow", "cancelled", "unmetered", "idle"],
+    ids=["decay", "bursts", "health", "slow", "cancelled", "nobody-left", "unmetered", "idle"],
 )
 def test_fault_of_liveness_is_found(
     judge: Judge, faults: dict[str, Any], gate: str, verdict: Verdict, message: str

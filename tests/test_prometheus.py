@@ -41,3 +41,8 @@ def test_selector_finds_either_spelling() -> None:
         '{__name__=~"sglang[:_]prompt_tokens_total", '
         'instance=~"10\\\\.0\\\\.0\\\\.1:30000|10\\\\.0\\\\.0\\\\.2:30000"}'
     )
+
+
+def test_selector_finds_an_address_in_brackets() -> None:
+    """The brackets of an IPv6 address are no class of characters."""
+    assert 'instance=~"\\\\[::1\\\\]:30000"' in selector("m", ["[::1]:30000"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seatrial.statistics import wilson_interval
+from seatrial.statistics import PairedDrop, binomial_tail, mcnemar_exact, wilson_interval
 
 
 @pytest.mark.parametrize(
@@ -37,3 +37,16 @@ def test_senseless_counts_are_refused(successes: int, samples: int) -> None:
     """No interval is made up for counts that cannot be."""
     with pytest.raises(ValueError, match="successes"):
         wilson_interval(successes, samples)
+
+
+def test_a_share_of_thousands_is_counted() -> None:
+    """Counts whose ways leave the range of a float still have a tail: 3 sigma and the median."""
+    assert binomial_tail(3, 1200, 0.1) == pytest.approx(1.0)
+    assert binomial_tail(50 + 15, 5000, 0.01) == pytest.approx(0.0229, abs=1e-3)
+    assert mcnemar_exact(600, 600) == 1.0
+
+
+def test_thousands_of_pairs_are_decided() -> None:
+    """A long comparison ends in a decision and in what it can detect, not in an overflow."""
+    assert PairedDrop(0.1, pairs=1500, lost=1200).is_lost
+    assert PairedDrop(0.1, pairs=1100, lost=11).detectable() == pytest.approx(0.1)

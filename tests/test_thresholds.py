@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import yaml
 from seatrial import thresholds
 from seatrial.thresholds import ThresholdsError
 
+MEMORY = "memory_growth_mib_per_1000_requests_max"
 FOLDER = Path(__file__).resolve().parents[1] / "gates/thresholds"
 NAMES = sorted(file.stem for file in FOLDER.glob("*.yml"))
 
@@ -50,6 +52,13 @@ def test_unknown_name_lists_the_known() -> None:
         ({"readiness": {"answer_tokens": 4}}, "readiness.ready_servers_ratio_min: is missing"),
         ({"request_seconds": -1}, "request_seconds: Input should be greater than 0"),
         ({"schema": 2}, "schema: Input should be 1"),
+        ({"request_seconds": True}, "request_seconds: Input should be a valid number"),
+        ({"request_seconds": "3"}, "request_seconds: Input should be a valid number"),
+        ({"request_seconds": math.inf}, "request_seconds: Input should be a finite number"),
+        ({"request_seconds": 1e12}, "request_seconds: Input should be less than"),
+        ({"concurrency": True}, "concurrency: Input should be a valid integer"),
+        ({"soak": {MEMORY: math.nan}}, f"soak.{MEMORY}: Input should be a finite number"),
+        ({"recall": {"depths": []}}, "recall.depths: List should have at least 1 item"),
     ],
 )
 def test_wrong_key_is_named(tmp_path: Path, change: dict[str, object], message: str) -> None:
@@ -84,6 +93,7 @@ def test_selected_groups_fit_their_time(repository: Path, fleet: str, seconds: f
         ("window:", "the key window stands twice"),
         ("critical: {readiness: ''}", "the key critical stands twice"),
         ("answers: [", "should be YAML"),
+        ("? [a]\n: b", "a key should be a word"),
     ],
 )
 def test_key_that_stands_twice_is_refused(tmp_path: Path, text: str, message: str) -> None:

@@ -183,6 +183,17 @@ def test_critical_gate_cannot_be_waved_through(tmp_path: Path) -> None:
     assert "test_beside is critical, so it cannot be under shadow" in outcome.output
 
 
+def test_gate_of_a_critical_group_cannot_be_waved_through(tmp_path: Path) -> None:
+    """A file that calls a group critical and one of its gates shadowed is refused."""
+    critical = {"critical": {"window": "why"}, "shadow": {"test_own": "why"}}
+    own = thresholds(tmp_path, **critical)
+    gates = own_gate(tmp_path, ENDINGS[Verdict.PASS])
+    arguments = ["--url", "http://127.0.0.1:9", "--thresholds", own]
+    outcome = run_gates(tmp_path / "report", *arguments, gates=gates)
+    assert outcome.status == 2
+    assert "call test_own or its group critical" in outcome.output
+
+
 AHEAD = '''
 import threading, time
 
