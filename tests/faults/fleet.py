@@ -30,7 +30,7 @@ WORK = rehearsal.CACHE / f"faults{rehearsal.BERTH}"
 ARTIFACTS = rehearsal.CACHE / "artifacts"
 ROLES = ("prefill", "decode", "combined", "router")
 CONNECTIONS = Path.home() / f".ansible/cp{rehearsal.BERTH}"
-DEPLOY_SECONDS = 600
+DEPLOY_SECONDS = 900
 """Longer than any rollout of these fleets that ends by itself."""
 
 # Seconds. Small, so that a case is short; generous, so that a busy machine does not fail one.
