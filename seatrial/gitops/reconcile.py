@@ -270,6 +270,7 @@ class Reconciler:
         if not (override and override.accept_history):
             self._refuse_rewritten(commit)
         signer = signatures.of_commit(self._source, commit, self._settings.signers)
+        policy.refuse_links(self._source.files(commit), self._settings.fleet, commit)
         policy.refuse_loosened(self._changes(commit))
         wanted, installed = self._source.file(commit, LOCK_FILE), INSTALLED / LOCK_FILE
         if wanted is not None and installed.exists() and wanted != installed.read_bytes():
