@@ -116,8 +116,15 @@ class Repository:
         return {path: what for what, path in entries}
 
     def verify(self, what: str, name: str, env: dict[str, str], *config: str) -> git.Answer:
-        """Let git verify the signature of ``name``; ``what`` is ``commit`` or ``tag``."""
-        return self._git(*config, f"verify-{what}", "--raw", name, env=env)
+        """Let git verify the signature of ``name``; ``what`` is ``commit`` or ``tag``.
+
+        Raises:
+            RepositoryError: nobody could look at it now, so nothing is known of it.
+        """
+        said = self._git(*config, f"verify-{what}", "--raw", name, env=env)
+        if said.status == git.KILLED or said.err.startswith("error: "):
+            raise RepositoryError(f"{name}: its signature cannot be looked at ({said.last_word})")
+        return said
 
     def is_ancestor(self, old: str, new: str) -> bool:
         """Whether ``new`` is ``old`` or comes after it; not so if ``old`` is not known any more."""
