@@ -158,6 +158,7 @@ def approver(
             try:
                 found = signatures.of_tag(repository, tag, commit, signers)
                 _may_approve(found, signer, people, rules)
+                _refuse_forge(found, signers)
             except SeatrialError as error:
                 doubts.append(str(error))
             else:
@@ -181,6 +182,11 @@ def _may_approve(
     listed = {address.lower() for address in rules.approvers}
     if listed and not found.addresses & listed:
         raise PolicyError(f"{found.name} is not among the approvers in the settings")
+
+
+def _refuse_forge(found: signatures.Signer, signers: Signers) -> None:
+    if found.addresses & {address.lower() for address in signers.sign_for_others}:
+        raise PolicyError(f"{found.name} signs for others, and is nobody's second person")
 
 
 def _change(repository: Repository, step: Step, fleet: str, protected: Sequence[str]) -> Change:

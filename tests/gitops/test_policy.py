@@ -369,6 +369,15 @@ def test_nobody_approves_their_own(fleet: Fleet, mallory: Person) -> None:
     assert "the tag approve/mallory is signed with the SSH key" in str(refused.value)
 
 
+def test_a_forge_that_signs_for_others_is_nobody_s_second_person(fleet: Fleet) -> None:
+    """It signs for whoever pressed its button, perhaps the same person."""
+    fleet.put("ansible.cfg", "x")
+    fleet.bob.approve(fleet.work, fleet.commit())
+    fleet.signers = fleet.signers.model_copy(update={"sign_for_others": [fleet.bob.address]})
+    with pytest.raises(PolicyError, match="signs for others, and is nobody's second person"):
+        fleet.approver()
+
+
 def test_only_who_is_named_approves_if_somebody_is(fleet: Fleet) -> None:
     """The settings may narrow it down."""
     fleet.put("ansible.cfg", "x")
