@@ -55,17 +55,19 @@ def order(
     if kind in ("pause", "override") and not reason.strip():
         raise ConsoleError("--reason: should say why; it stays in the record")
     whole = _known(settings, commit) if kind != "pause" else ""
-    state.give(
-        settings.state_dir,
-        Order(
-            kind=kind,
-            commit=whole,
-            who=_who(),
-            reason=reason.strip(),
-            time=state.now(),
-            accept_history=accept_history,
-        ),
+    made = Order(
+        kind=kind,
+        commit=whole,
+        who=_who(),
+        reason=reason.strip(),
+        time=state.now(),
+        accept_history=accept_history,
     )
+    try:
+        state.give(settings.state_dir, made)
+    except OSError as error:
+        where = error.filename or settings.state_dir
+        raise ConsoleError(f"{where}: {error.strerror}; the order was not given") from None
     yield _said(fleet, kind, whole)
     yield from _wake(fleet)
 

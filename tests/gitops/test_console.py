@@ -128,6 +128,13 @@ def test_an_order_for_an_unknown_commit_is_refused(
     assert state.orders(folder) == []
 
 
+def test_an_order_that_cannot_be_kept_is_said_not_to_be_given(folder: Path) -> None:
+    """A full disk, for one."""
+    (folder / "orders").write_text("a file")
+    with pytest.raises(console.ConsoleError, match="the order was not given"):
+        list(console.order(FLEET, "pause", reason="fair"))
+
+
 def test_an_override_without_a_reason_is_refused(folder: Path) -> None:
     """What breaks the rules is explained in the record."""
     with pytest.raises(console.ConsoleError, match="--reason: should say why"):
