@@ -76,22 +76,24 @@ class Reconciler:
             return
         tree = self._source.tree(known.serves)
         record = self._book.reports / "gitops/drift"
-        run = self._rollout.play(tree, plan.PLAYBOOK, record, "-e", f"fleet_state_dir={record}")
-        found = plan.found_in(record, run, known.serves)
+        run, found = self._rollout.look(tree, record)
         if found is None:
             self._book.trouble("drift", f"drift could not be looked for: {run.sentence}")
             return
         self._book.over("drift", "drift can be looked for again")
         what = [f"{one['host']}: {one['what']}: {one['found']}" for one in found["differences"]]
-        digest = hashlib.sha256("\n".join(what).encode()).hexdigest()
+        heals = bool(what) and self._settings.drift.heal and not self._book.order("pause")
+        # What is only told while the fleet is paused is new again when it may be healed.
+        text = "\n".join([*what, *(["healed"] if heals else [])])
+        digest = hashlib.sha256(text.encode()).hexdigest()
         was, known.drift = known.drift, DriftSeen(digest=digest, count=len(what))
-        self._book.save()
+        if not heals or (was and was.digest == digest):
+            self._book.save()  # else when it is healed: a look that is cut off is made again
         if not what and was and was.count:
             self._book.say("recovered", "drift is gone: every host is what git says")
         if not what or (was and was.digest == digest):
             return
         plan.write(record, found)
-        heals = self._settings.drift.heal and not self._book.order("pause")
         more = f", and {len(what) - 2} more" if len(what) > 2 else ""
         todo = "it is healed now" if heals else found["differences"][0]["todo"]
         self._book.say("drift", f"drift: {'; '.join(what[:2])}{more}. Next: {todo}", str(record))
@@ -106,6 +108,7 @@ class Reconciler:
             said = f"drift is healed: deploy.yml of {tree.name[:12]} ran"
             self._book.say("healed", said, str(record))
         else:
+            self._book.save()
             self._book.say("failed", f"drift could not be healed: {run.sentence}", str(record))
 
     def tell_why_not(self, error: OSError | SeatrialError) -> None:
@@ -339,18 +342,21 @@ class Reconciler:
             return True
         if override:
             return False
-        if self._settings.approval and not self._book.order("approve", attempt.commit):
-            self._ask(attempt, self._settings.approval.seconds, now)
+        if self._settings.approval and not self._is_approved(attempt, now):
             return True
         view = windows.look(self._settings.windows, now)
         if not view.is_open:
             self._book.wait(attempt, f"{attempt.commit[:12]} waits: {view.why}", until=view.until)
         return not view.is_open
 
-    def _ask(self, attempt: Attempt, seconds: int, now: datetime) -> None:
-        """Wait for a person's approval, until its time is over."""
+    def _is_approved(self, attempt: Attempt, now: datetime) -> bool:
+        """Whether a person has approved the commit in time; if not, wait until that is over."""
         attempt.asked = attempt.asked or now
+        seconds = self._settings.approval.seconds if self._settings.approval else 0
         until = attempt.asked + timedelta(seconds=seconds)
+        order = self._book.order("approve", attempt.commit)
+        if order and order.time <= until:
+            return True
         short, by = attempt.commit[:12], f"{until:%Y-%m-%d %H:%M:%SZ}"
         if now < until:
             said = f"{short} waits for an approval until {by}: fab gitops.approve --commit {short}"
@@ -359,6 +365,7 @@ class Reconciler:
             said = f"nobody approved {short} by {by}"
             again = f"fab gitops.retry --commit {short} asks again"
             self._book.end(attempt, Status.REFUSED, f"{said}; {again}")
+        return False
 
     def _is_clock_steady(self) -> bool:
         known, why = clock.look(self._book.state.clock, clock.read())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 from seatrial import fleet_lock, ledger
 from seatrial.gitops import plan, playbooks, state, story
@@ -32,8 +33,7 @@ class Rollout:
         tree = self._source.tree(attempt.commit)
         self._source.keep("attempt", attempt.commit)
         record = self._record(attempt)
-        run = self.play(tree, plan.PLAYBOOK, record, "-e", f"fleet_state_dir={record}")
-        found = plan.found_in(record, run, attempt.commit)
+        run, found = self.look(tree, record)
         if found is None and run.status < 0 and not run.is_late:
             attempt.again = state.soon()
             self._book.wait(attempt, "its plan was cut off, and is made again", until=attempt.again)
@@ -66,6 +66,12 @@ class Rollout:
                 self._resume(attempt)
             elif not self._revert(attempt):
                 return
+
+    def look(self, tree: Path, record: Path) -> tuple[playbooks.Run, dict[str, Any] | None]:
+        """Compare the hosts with a commit's work tree; None if it came to no result."""
+        (record / plan.FOUND).unlink(missing_ok=True)  # what an earlier look found
+        run = self.play(tree, plan.PLAYBOOK, record, "-e", f"fleet_state_dir={record}")
+        return run, plan.found_in(record, run, tree.name)
 
     def play(self, tree: Path, playbook: str, record: Path, *words: str) -> playbooks.Run:
         """Run a playbook of a commit's work tree, which holds our lock as long as it runs."""

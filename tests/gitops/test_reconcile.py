@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -240,6 +241,9 @@ def test_a_commit_waits_for_its_approval_and_no_longer_than_the_fleet_says(servi
     time.sleep(1.1)
     (refused,) = serving.poll()
     assert "nobody approved" in refused.sentence
+    serving.order("approve", late)
+    assert serving.poll() == []  # too late
+    state.withdraw(serving.state_dir, "approve", late)
     serving.order("retry", late)
     assert serving.kinds() == ["waiting"]
 
@@ -318,11 +322,31 @@ def test_drift_is_told_once_and_healed_only_if_the_fleet_asks(serving: Fleet) ->
     )
     assert serving.poll(is_drift=True) == []
     serving.set(drift={"heal": True})
-    known = serving.state
-    known.drift = None
-    state.save(serving.state_dir, known)
     assert [one.kind for one in serving.poll(is_drift=True)] == ["drift", "healed"]
     assert serving.poll(is_drift=True) == []
+
+
+def test_drift_that_could_not_be_healed_yet_is_healed_later(serving: Fleet) -> None:
+    """The fleet was paused, or the look was cut off before it healed."""
+    serving.set(drift={"heal": True})
+    spoil(serving)
+    serving.order("pause")
+    assert [one.kind for one in serving.poll(is_drift=True)] == ["drift"]
+    state.withdraw(serving.state_dir, "pause")
+    serving.heard.at["drift"] = sys.exit
+    with pytest.raises(SystemExit):
+        serving.poll(is_drift=True)
+    serving.heard.at.clear()
+    assert [one.kind for one in serving.poll(is_drift=True)] == ["drift", "healed"]
+
+
+def test_what_an_earlier_look_found_is_not_found_again(serving: Fleet) -> None:
+    """The look itself fails this time: that is told, and no drift."""
+    serving.poll(is_drift=True)
+    spoil(serving)
+    serving.set(vault_password_file=str(serving.folder / "away"))
+    (trouble,) = serving.poll(is_drift=True)
+    assert "drift could not be looked for" in trouble.sentence
 
 
 def spoil(fleet: Fleet) -> None:
