@@ -122,7 +122,7 @@ class Repository:
             RepositoryError: nobody could look at it now, so nothing is known of it.
         """
         said = self._git(*config, f"verify-{what}", "--raw", name, env=env)
-        if said.status == git.KILLED or said.err.startswith("error: "):
+        if said.err.startswith("error: "):
             raise RepositoryError(f"{name}: its signature cannot be looked at ({said.last_word})")
         return said
 
@@ -227,13 +227,22 @@ class Repository:
     def _git(
         self,
         *words: str,
-        seconds: float = LOCAL_SECONDS,
+        seconds: float | None = None,
         data: str = "",
         env: dict[str, str] | None = None,
     ) -> git.Answer:
-        return git.call(
-            "-C", str(self._mirror), *words, seconds=seconds, data=data.encode(), env=env
+        done = git.call(
+            "-C",
+            str(self._mirror),
+            *words,
+            seconds=seconds or LOCAL_SECONDS,
+            data=data.encode(),
+            env=env,
         )
+        if done.status < 0 and seconds is None:  # killed: that is no answer
+            verb = next(word for word in words if word.islower())
+            raise RepositoryError(f"{self._mirror}: git {verb} was ended ({done.last_word})")
+        return done
 
     def _must(self, *words: str, data: str = "") -> str:
         done = self._git(*words, data=data)

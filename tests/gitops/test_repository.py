@@ -11,7 +11,7 @@ import pytest
 
 from seatrial import release
 from seatrial.gitops import git
-from seatrial.gitops.repository import Repository, UnreachableError
+from seatrial.gitops.repository import Repository, RepositoryError, UnreachableError
 from tests.gitops.people import Person, run
 
 DENIED = """\
@@ -130,6 +130,17 @@ def test_what_a_git_that_was_killed_left_behind_stops_nothing(work: Path) -> Non
     source.keep("serves", source.head())
     assert source.tree(source.head()).is_dir()
     assert not half.exists()
+
+
+def test_a_git_that_was_ended_has_given_no_answer(
+    work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a slow disk would say that the branch was rewritten, or is gone."""
+    source = mirror(work)
+    monkeypatch.setattr(git, "call", lambda *_, **__: git.Answer(git.KILLED, b"", "no answer"))
+    for ask in (source.head, lambda: source.is_ancestor("a", "b"), lambda: source.has("a")):
+        with pytest.raises(RepositoryError, match=r"was ended \(no answer\)"):
+            ask()
 
 
 def test_a_branch_may_take_a_name_below_its_old_one(work: Path) -> None:
