@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import os
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -111,10 +112,13 @@ class Reconciler:
             self._book.save()
             self._book.say("failed", f"drift could not be healed: {run.sentence}", str(record))
 
-    def tell_why_not(self, error: OSError | SeatrialError) -> None:
+    def tell_why_not(self, error: Exception) -> None:
         """Tell, once, what kept the pass from its end."""
         if isinstance(error, SeatrialError):
             self._book.trouble("control", f"the reconciler cannot work: {error}")
+        elif not isinstance(error, OSError):
+            said = f"the reconciler cannot work: {type(error).__name__}; its journal has the rest"
+            self._book.trouble("control", said)
         elif error.errno in NO_ROOM:
             self._book.say_no_room(f"{error.filename or 'the state'}: {error.strerror}")
 
@@ -391,6 +395,7 @@ def one_pass(
     if settings.fleet != fleet:
         raise ReconcilerError(f"{path}: fleet: should be {fleet}, is {settings.fleet}")
     folder = settings.state_dir
+    _check_user(folder)
     # Before anything is read: what changes meanwhile is for the next poll.
     seen = quiet.stamps([path, folder / state.ORDERS, *watched(settings)])
     quiet.forget(fleet)
@@ -405,6 +410,16 @@ def one_pass(
         raise ReconcilerError(f"{error.filename or folder}: {error.strerror or error}") from None
 
 
+def _check_user(folder: Path) -> None:
+    """Refuse whoever would leave files that the reconciler's own user cannot write."""
+    owner = folder.stat().st_uid if folder.exists() else os.geteuid()
+    if owner != os.geteuid():
+        raise ReconcilerError(
+            f"{folder} belongs to user {owner}, and this is {os.geteuid()}: run it as that one "
+            f"(sudo -u '#{owner}' ...), or let playbooks/gitops.yml do it"
+        )
+
+
 def _pass(reconciler: Reconciler, seen: quiet.Stamps, *, is_drift: bool) -> int:
     try:
         if is_drift:
@@ -412,7 +427,7 @@ def _pass(reconciler: Reconciler, seen: quiet.Stamps, *, is_drift: bool) -> int:
         else:
             reconciler.run()
             reconciler.leave(seen)
-    except (OSError, SeatrialError) as error:
+    except Exception as error:
         reconciler.tell_why_not(error)
         raise
     return REACHED if reconciler.is_reached else NOT_REACHED

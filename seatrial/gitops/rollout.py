@@ -47,7 +47,7 @@ class Rollout:
         attempt.release = str(found["release"])
         attempt.began = state.now()
         # What the ledger says of an earlier attempt at the same commit is not said of this one.
-        attempt.ledger_before = len(ledger.read(self._book.ledger))
+        attempt.ledger_before = len(self._events())
         override = f" (override by {attempt.override})" if attempt.override else ""
         sentence = f"{plan.summary(found)}{override}"
         self._book.move(attempt, Status.ROLLING, sentence)
@@ -94,7 +94,7 @@ class Rollout:
 
     def _deploy(self, attempt: Attempt) -> None:
         attempt.runs += 1
-        attempt.ledger_before = len(ledger.read(self._book.ledger))
+        attempt.ledger_before = len(self._events())
         self._book.save()
         tree = self._source.tree(attempt.commit)
         run = self.play(tree, "deploy.yml", self._record(attempt))
@@ -189,7 +189,11 @@ class Rollout:
         return True
 
     def _made_since(self, attempt: Attempt) -> list[story.Story]:
-        return story.stories(ledger.read(self._book.ledger)[attempt.ledger_before :])
+        return story.stories(self._events()[attempt.ledger_before :])
+
+    def _events(self) -> list[ledger.Event]:
+        ledger.check(self._book.ledger)
+        return ledger.read(self._book.ledger)
 
     def _cut_off_at(self, attempt: Attempt) -> str:
         made = [one for one in self._made_since(attempt) if one.commit == attempt.commit]
