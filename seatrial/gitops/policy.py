@@ -191,7 +191,9 @@ def _refuse_forge(found: signatures.Signer, signers: Signers) -> None:
 
 def _change(repository: Repository, step: Step, fleet: str, protected: Sequence[str]) -> Change:
     spec = f"inventory/{fleet}/group_vars/all/serving_spec.yml"
-    old, new = (_spec(repository, commit, spec) for commit in (step.before, step.commit))
+    # Asked of git only where it may differ: a branch may be thousands of commits ahead.
+    commits = (step.before, step.commit) if spec in step.paths else ()
+    old, new = (_spec(repository, commit, spec) for commit in commits) if commits else (None, None)
     judged = [path for path in needs_rollout(step.paths, fleet) if path != spec]
     if spec in step.paths and (
         old is None or new is None or _without(old, STEERS) != _without(new, STEERS)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -125,6 +126,18 @@ def test_an_order_for_an_unknown_commit_is_refused(
     """And names the one that the branch is at."""
     with pytest.raises(console.ConsoleError, match=sentence):
         list(console.order(FLEET, "approve", commit))
+    assert state.orders(folder) == []
+
+
+@pytest.mark.parametrize("kind", ["approve", "override"])
+def test_nothing_that_cannot_begin_is_said_to_begin(folder: Path, kind: Any) -> None:
+    """A commit that the branch has left, or one that came to its end."""
+    known = refused()
+    known.attempts.insert(0, Attempt(commit=OLD, status=Status.PROMOTED, since=WHEN))
+    state.save(folder, known)
+    for commit, why in ((OLD, f"the branch is at {NEW[:12]}"), (NEW, "First: fab gitops.retry")):
+        with pytest.raises(console.ConsoleError, match=why):
+            list(console.order(FLEET, kind, commit, reason="now"))
     assert state.orders(folder) == []
 
 
