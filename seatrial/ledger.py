@@ -97,6 +97,24 @@ def read(path: Path, rollout: str = "") -> list[Event]:
     return list(_events(path, rollout)) if path.exists() else []
 
 
+def check(path: Path) -> None:
+    """Refuse a ledger with whole events of another version: what came of a rollout is not known.
+
+    Raises:
+        LedgerError: naming the line.
+    """
+    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    for number, line in enumerate(lines, start=1):
+        try:
+            Event.model_validate_json(line)
+        except ValidationError as error:
+            if all(problem["type"] != "json_invalid" for problem in error.errors()):
+                raise LedgerError(
+                    f"{path}: line {number} is an event of another version: use the Seatrial that "
+                    "wrote it (playbooks/gitops.yml of that commit)"
+                ) from None
+
+
 def _events(path: Path, rollout: str) -> Iterator[Event]:
     for line in path.read_text(errors="replace").splitlines():
         try:

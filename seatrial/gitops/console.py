@@ -55,17 +55,21 @@ def order(
     if kind in ("pause", "override") and not reason.strip():
         raise ConsoleError("--reason: should say why; it stays in the record")
     whole = _known(settings, commit) if kind != "pause" else ""
-    state.give(
-        settings.state_dir,
-        Order(
-            kind=kind,
-            commit=whole,
-            who=_who(),
-            reason=reason.strip(),
-            time=state.now(),
-            accept_history=accept_history,
-        ),
+    if kind in ("approve", "override"):
+        _check_can_begin(settings, kind, whole)
+    made = Order(
+        kind=kind,
+        commit=whole,
+        who=_who(),
+        reason=reason.strip(),
+        time=state.now(),
+        accept_history=accept_history,
     )
+    try:
+        state.give(settings.state_dir, made)
+    except OSError as error:
+        where = error.filename or settings.state_dir
+        raise ConsoleError(f"{where}: {error.strerror}; the order was not given") from None
     yield _said(fleet, kind, whole)
     yield from _wake(fleet)
 
@@ -113,6 +117,19 @@ def _known(settings: Settings, given: str) -> str:
     at = f"the branch is at {told.short(known.head)}" if known.head else "the branch was not seen"
     many = "of more than one" if found else "of none that the reconciler has seen"
     raise ConsoleError(f"--commit: {given or 'nothing'} is the beginning {many}; {at}")
+
+
+def _check_can_begin(settings: Settings, kind: str, commit: str) -> None:
+    """Refuse an order that would change nothing."""
+    known, of = state.load(settings.state_dir, settings.fleet), told.short(commit)
+    if commit != known.head:
+        raise ConsoleError(
+            f"--commit: {of} does not begin: the branch is at {told.short(known.head)}"
+        )
+    attempt = known.attempt(commit)
+    if attempt and attempt.is_final and (kind == "approve" or attempt.status != "refused"):
+        again = f"fab gitops.retry --fleet {settings.fleet} --commit {of}"
+        raise ConsoleError(f"{of} was {attempt.status}: {attempt.sentence} First: {again}")
 
 
 def _who() -> str:

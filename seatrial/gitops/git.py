@@ -32,9 +32,12 @@ class Answer(NamedTuple):
 
     @property
     def last_word(self) -> str:
-        """The last line that it said about what went wrong."""
-        lines = [line for line in self.err.splitlines() if line.strip()]
-        return lines[-1].removeprefix("fatal: ").strip() if lines else f"status {self.status}"
+        """What it said of what went wrong, and what ssh said before; not the advice after it."""
+        lines = [line.strip() for line in self.err.splitlines() if line.strip()]
+        at = [n for n, line in enumerate(lines) if line.startswith(("fatal: ", "error: "))]
+        said = lines[max(0, at[0] - 1) : at[0] + 1] if at else lines[-1:]
+        words = [line.removeprefix("fatal: ").removeprefix("error: ") for line in said]
+        return "; ".join(words) or f"status {self.status}"
 
 
 def call(

@@ -170,7 +170,7 @@ class Logbook:
     def tell(self, attempt: Attempt) -> None:
         """Announce where the attempt stands, once, and note its end on the commit."""
         kind = KINDS.get(attempt.status)
-        if kind is None:
+        if kind is None or not attempt.sentence:  # a look was cut off before it came to a verdict
             return
         if not attempt.is_told:
             self.announce(attempt, kind)

@@ -23,8 +23,11 @@ def found_in(record: Path, run: playbooks.Run, commit: str) -> dict[str, Any] | 
         value = json.loads((record / FOUND).read_bytes())
     except (OSError, ValueError):
         return None
-    is_ours = isinstance(value, dict) and value.get("commit") == commit and not run.is_late
-    return value if is_ours else None
+    if not isinstance(value, dict) or value.get("commit") != commit or run.is_late:
+        return None
+    # The commit's own program wrote it, perhaps in a form that this one does not know.
+    is_known = isinstance(value.get("differences"), list) and "release" in value
+    return value if is_known else None
 
 
 def write(record: Path, found: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from typing import Any, NamedTuple
@@ -34,6 +35,11 @@ UNSEEN = (
 UNSEEN_AT_ROOT = ("*.md", "Makefile", "LICENSE*", ".gitignore", ".editorconfig", ".yamllint")
 GATES = "gates/"
 THRESHOLDS = "gates/thresholds/"
+# At the root, pytest reads these before it reads a gate.
+PYTEST = ("conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini")
+PYTEST_TOO = "pyproject.toml"
+# Beside the gates, a new file that ends so is read by all of them.
+READ_BY_ALL = (".py", ".ini", ".toml", ".cfg")
 # Of the serving spec, what only steers or judges a rollout.
 JUDGES, STEERS = "gates", ("gates", "rollout", "timeouts")
 # Of a thresholds file, what decides nothing.
@@ -75,11 +81,41 @@ def content(files: Mapping[str, str], fleet: str) -> str:
     return hashlib.sha256("".join(seen).encode(errors="surrogateescape")).hexdigest()
 
 
+def refuse_links(files: Mapping[str, str], fleet: str, commit: str) -> None:
+    """Refuse a commit that leaves to something outside of it what hosts and gates read.
+
+    Raises:
+        PolicyError: naming the links and submodules.
+    """
+    found = [
+        path
+        for path, what in files.items()
+        if not what.startswith("100") and not is_unseen(path, fleet)
+    ]
+    if found:
+        raise PolicyError(
+            f"{commit[:12]} holds links or submodules: {_some(found)}. What they lead to would "
+            "change unseen: put the files themselves there, and push again"
+        )
+
+
 def changes(
     repository: Repository, old: str, new: str, fleet: str, paths: Sequence[str]
 ) -> list[Change]:
-    """Return what each merge since ``old`` brings that somebody must look at twice."""
-    return [_change(repository, step, fleet, paths) for step in repository.steps(old, new)]
+    """Return what each merge since ``old`` brings that somebody must look at twice.
+
+    What a later one has taken back is not brought.
+    """
+    whole = Step(old, new, repository.changed(old, new))
+    stays = set(whole.paths)
+    found = [
+        _change(
+            repository, step._replace(paths=[p for p in step.paths if p in stays]), fleet, paths
+        )
+        for step in repository.steps(old, new)
+    ]
+    is_loosened = bool(_change(repository, whole, fleet, paths).loosened)
+    return found if is_loosened else [one._replace(loosened=[]) for one in found]
 
 
 def refuse_loosened(changes: Sequence[Change]) -> None:
@@ -122,6 +158,7 @@ def approver(
             try:
                 found = signatures.of_tag(repository, tag, commit, signers)
                 _may_approve(found, signer, people, rules)
+                _refuse_forge(found, signers)
             except SeatrialError as error:
                 doubts.append(str(error))
             else:
@@ -147,9 +184,16 @@ def _may_approve(
         raise PolicyError(f"{found.name} is not among the approvers in the settings")
 
 
+def _refuse_forge(found: signatures.Signer, signers: Signers) -> None:
+    if found.addresses & {address.lower() for address in signers.sign_for_others}:
+        raise PolicyError(f"{found.name} signs for others, and is nobody's second person")
+
+
 def _change(repository: Repository, step: Step, fleet: str, protected: Sequence[str]) -> Change:
     spec = f"inventory/{fleet}/group_vars/all/serving_spec.yml"
-    old, new = (_spec(repository, commit, spec) for commit in (step.before, step.commit))
+    # Asked of git only where it may differ: a branch may be thousands of commits ahead.
+    commits = (step.before, step.commit) if spec in step.paths else ()
+    old, new = (_spec(repository, commit, spec) for commit in commits) if commits else (None, None)
     judged = [path for path in needs_rollout(step.paths, fleet) if path != spec]
     if spec in step.paths and (
         old is None or new is None or _without(old, STEERS) != _without(new, STEERS)
@@ -168,8 +212,13 @@ def _loosened(
     repository: Repository, step: Step, old: Mapping[str, Any], new: Mapping[str, Any]
 ) -> Iterator[str]:
     """Yield what of the spec's gates and of their thresholds became easier to pass."""
-    before, after = old.get(JUDGES) or {}, new.get(JUDGES) or {}
-    gone = [name for name in before.get("select", []) if name not in after.get("select", [])]
+    before, after = _mapping(old.get(JUDGES)), _mapping(new.get(JUDGES))
+    groups, kept = before.get("select"), after.get("select")
+    gone = [
+        name
+        for name in (groups if isinstance(groups, list) else [])
+        if name not in (kept if isinstance(kept, list) else [])
+    ]
     yield from (f"gates.select loses {name}" for name in gone)
     if _is_less(after.get("cold_launches"), before.get("cold_launches")):
         yield "gates.cold_launches is lower"
@@ -192,9 +241,26 @@ def _loosened(
 def _loosened_programs(repository: Repository, step: Step) -> Iterator[str]:
     """Yield changed gates: nobody but a person can say whether their code asks less now."""
     for path in step.paths:
-        is_program = path.startswith(GATES) and not path.startswith(THRESHOLDS)
-        if is_program and not path.endswith(".md") and repository.file(step.before, path):
+        name = path.removeprefix(GATES)
+        if path.startswith(GATES) and not path.startswith(THRESHOLDS):
+            is_new_gate = not repository.file(step.before, path) and (
+                name.startswith("test_") or not name.endswith(READ_BY_ALL)
+            )
+            if not is_new_gate and not name.endswith(".md"):
+                yield f"{path} changes"
+        elif path in PYTEST:
             yield f"{path} changes"
+        elif path == PYTEST_TOO and len({_pytest(repository, one) for one in step[:2]}) > 1:
+            yield f"{path} changes what pytest does"
+
+
+def _pytest(repository: Repository, commit: str) -> str:
+    """Return what ``pyproject.toml`` tells pytest, as text to compare."""
+    try:
+        value = tomllib.loads((repository.file(commit, PYTEST_TOO) or b"").decode())
+    except ValueError:
+        return "no TOML"
+    return str(_mapping(value.get("tool")).get("pytest"))
 
 
 def easier(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") -> Iterator[str]:
@@ -248,9 +314,13 @@ def _yaml(repository: Repository, commit: str, path: str) -> dict[str, Any] | No
     raw = repository.file(commit, path)
     try:
         value = yaml.safe_load(raw) if raw is not None else None
-    except (yaml.YAMLError, UnicodeDecodeError):
-        return None
+    except (yaml.YAMLError, ValueError, AttributeError, RecursionError):
+        return None  # PyYAML lets out what converting a value raises, such as the 99th of May
     return value if isinstance(value, dict) else None
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _without(value: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
@@ -258,7 +328,8 @@ def _without(value: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
 
 
 def _is_under(path: str, rule: str) -> bool:
-    return path == rule or (rule.endswith("/") and path.startswith(rule))
+    folder = rule.rstrip("/")
+    return path == folder or path.startswith(f"{folder}/")
 
 
 def _short(value: Any) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import os
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -76,22 +77,24 @@ class Reconciler:
             return
         tree = self._source.tree(known.serves)
         record = self._book.reports / "gitops/drift"
-        run = self._rollout.play(tree, plan.PLAYBOOK, record, "-e", f"fleet_state_dir={record}")
-        found = plan.found_in(record, run, known.serves)
+        run, found = self._rollout.look(tree, record)
         if found is None:
             self._book.trouble("drift", f"drift could not be looked for: {run.sentence}")
             return
         self._book.over("drift", "drift can be looked for again")
         what = [f"{one['host']}: {one['what']}: {one['found']}" for one in found["differences"]]
-        digest = hashlib.sha256("\n".join(what).encode()).hexdigest()
+        heals = bool(what) and self._settings.drift.heal and not self._book.order("pause")
+        # What is only told while the fleet is paused is new again when it may be healed.
+        text = "\n".join([*what, *(["healed"] if heals else [])])
+        digest = hashlib.sha256(text.encode()).hexdigest()
         was, known.drift = known.drift, DriftSeen(digest=digest, count=len(what))
-        self._book.save()
+        if not heals or (was and was.digest == digest):
+            self._book.save()  # else when it is healed: a look that is cut off is made again
         if not what and was and was.count:
             self._book.say("recovered", "drift is gone: every host is what git says")
         if not what or (was and was.digest == digest):
             return
         plan.write(record, found)
-        heals = self._settings.drift.heal and not self._book.order("pause")
         more = f", and {len(what) - 2} more" if len(what) > 2 else ""
         todo = "it is healed now" if heals else found["differences"][0]["todo"]
         self._book.say("drift", f"drift: {'; '.join(what[:2])}{more}. Next: {todo}", str(record))
@@ -106,12 +109,16 @@ class Reconciler:
             said = f"drift is healed: deploy.yml of {tree.name[:12]} ran"
             self._book.say("healed", said, str(record))
         else:
+            self._book.save()
             self._book.say("failed", f"drift could not be healed: {run.sentence}", str(record))
 
-    def tell_why_not(self, error: OSError | SeatrialError) -> None:
+    def tell_why_not(self, error: Exception) -> None:
         """Tell, once, what kept the pass from its end."""
         if isinstance(error, SeatrialError):
             self._book.trouble("control", f"the reconciler cannot work: {error}")
+        elif not isinstance(error, OSError):
+            said = f"the reconciler cannot work: {type(error).__name__}; its journal has the rest"
+            self._book.trouble("control", said)
         elif error.errno in NO_ROOM:
             self._book.say_no_room(f"{error.filename or 'the state'}: {error.strerror}")
 
@@ -270,6 +277,7 @@ class Reconciler:
         if not (override and override.accept_history):
             self._refuse_rewritten(commit)
         signer = signatures.of_commit(self._source, commit, self._settings.signers)
+        policy.refuse_links(self._source.files(commit), self._settings.fleet, commit)
         policy.refuse_loosened(self._changes(commit))
         wanted, installed = self._source.file(commit, LOCK_FILE), INSTALLED / LOCK_FILE
         if wanted is not None and installed.exists() and wanted != installed.read_bytes():
@@ -338,18 +346,21 @@ class Reconciler:
             return True
         if override:
             return False
-        if self._settings.approval and not self._book.order("approve", attempt.commit):
-            self._ask(attempt, self._settings.approval.seconds, now)
+        if self._settings.approval and not self._is_approved(attempt, now):
             return True
         view = windows.look(self._settings.windows, now)
         if not view.is_open:
             self._book.wait(attempt, f"{attempt.commit[:12]} waits: {view.why}", until=view.until)
         return not view.is_open
 
-    def _ask(self, attempt: Attempt, seconds: int, now: datetime) -> None:
-        """Wait for a person's approval, until its time is over."""
+    def _is_approved(self, attempt: Attempt, now: datetime) -> bool:
+        """Whether a person has approved the commit in time; if not, wait until that is over."""
         attempt.asked = attempt.asked or now
+        seconds = self._settings.approval.seconds if self._settings.approval else 0
         until = attempt.asked + timedelta(seconds=seconds)
+        order = self._book.order("approve", attempt.commit)
+        if order and order.time <= until:
+            return True
         short, by = attempt.commit[:12], f"{until:%Y-%m-%d %H:%M:%SZ}"
         if now < until:
             said = f"{short} waits for an approval until {by}: fab gitops.approve --commit {short}"
@@ -358,6 +369,7 @@ class Reconciler:
             said = f"nobody approved {short} by {by}"
             again = f"fab gitops.retry --commit {short} asks again"
             self._book.end(attempt, Status.REFUSED, f"{said}; {again}")
+        return False
 
     def _is_clock_steady(self) -> bool:
         known, why = clock.look(self._book.state.clock, clock.read())
@@ -383,6 +395,7 @@ def one_pass(
     if settings.fleet != fleet:
         raise ReconcilerError(f"{path}: fleet: should be {fleet}, is {settings.fleet}")
     folder = settings.state_dir
+    _check_user(folder)
     # Before anything is read: what changes meanwhile is for the next poll.
     seen = quiet.stamps([path, folder / state.ORDERS, *watched(settings)])
     quiet.forget(fleet)
@@ -397,6 +410,16 @@ def one_pass(
         raise ReconcilerError(f"{error.filename or folder}: {error.strerror or error}") from None
 
 
+def _check_user(folder: Path) -> None:
+    """Refuse whoever would leave files that the reconciler's own user cannot write."""
+    owner = folder.stat().st_uid if folder.exists() else os.geteuid()
+    if owner != os.geteuid():
+        raise ReconcilerError(
+            f"{folder} belongs to user {owner}, and this is {os.geteuid()}: run it as that one "
+            f"(sudo -u '#{owner}' ...), or let playbooks/gitops.yml do it"
+        )
+
+
 def _pass(reconciler: Reconciler, seen: quiet.Stamps, *, is_drift: bool) -> int:
     try:
         if is_drift:
@@ -404,7 +427,7 @@ def _pass(reconciler: Reconciler, seen: quiet.Stamps, *, is_drift: bool) -> int:
         else:
             reconciler.run()
             reconciler.leave(seen)
-    except (OSError, SeatrialError) as error:
+    except Exception as error:
         reconciler.tell_why_not(error)
         raise
     return REACHED if reconciler.is_reached else NOT_REACHED

@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from seatrial.errors import SeatrialError
-from seatrial.gitops import git
+from seatrial.gitops import disk, git
 
 NOTES = "refs/notes/rollouts"
 APPROVALS = "refs/tags/approve/"
+BRANCH = "refs/followed/branch"
+"""Where the mirror keeps the branch: a name of its own, whatever the branch is called."""
+AS_IT_IS = "* -text -eol -ident -working-tree-encoding\n"
+"""A file of a work tree is the file that was judged, whatever .gitattributes makes of it."""
 LOCAL_SECONDS = 300
 """For what git does on this machine alone."""
 IDENTITY = ("-c", "user.name=Seatrial", "-c", "user.email=seatrial@localhost")
@@ -52,24 +56,33 @@ class Repository:
             raise UnreachableError(f"{self._url} does not answer ({listed.last_word})")
         wanted = [f"+{APPROVALS}*:{APPROVALS}*"]
         if f"\trefs/heads/{self._branch}\n" in listed.text:
-            wanted.append(f"+refs/heads/{self._branch}:refs/heads/{self._branch}")
+            wanted.append(f"+refs/heads/{self._branch}:{BRANCH}")
         self._make()
         done = self._git(
-            *("-c", "fetch.fsckObjects=true", "fetch", "--quiet", "--prune", "--no-tags"),
+            *("-c", "fetch.fsckObjects=true"),
+            *("fetch", "--quiet", "--prune", "--no-tags", "--no-auto-gc"),
             *("--no-recurse-submodules", "--", self._url, *wanted),
             seconds=self._seconds,
         )
+        if done.status == git.KILLED:
+            raise UnreachableError(
+                f"{self._url} cannot be fetched within {self._seconds} s: if it is large, the "
+                "first time needs more (gitops_git_timeout_seconds)"
+            )
         if done.status:
             raise UnreachableError(f"{self._url} cannot be fetched ({done.last_word})")
+        if "shallow" in done.err:  # git leaves out what it cannot take, and calls that a success
+            raise UnreachableError(
+                f"{self._url} is a shallow clone, and without its history nobody can say what a "
+                "commit follows: git fetch --unshallow there"
+            )
         if len(wanted) == 1:
-            self._must("update-ref", "-d", f"refs/heads/{self._branch}")
+            self._must("update-ref", "-d", BRANCH)
         return listed.text
 
     def head(self) -> str:
         """Return the commit that the branch is at; empty if there is no such branch."""
-        found = self._git(
-            "rev-parse", "--quiet", "--verify", f"refs/heads/{self._branch}^{{commit}}"
-        )
+        found = self._git("rev-parse", "--quiet", "--verify", f"{BRANCH}^{{commit}}")
         return found.text.strip() if found.status == 0 else ""
 
     def has(self, commit: str) -> bool:
@@ -103,8 +116,15 @@ class Repository:
         return {path: what for what, path in entries}
 
     def verify(self, what: str, name: str, env: dict[str, str], *config: str) -> git.Answer:
-        """Let git verify the signature of ``name``; ``what`` is ``commit`` or ``tag``."""
-        return self._git(*config, f"verify-{what}", "--raw", name, env=env)
+        """Let git verify the signature of ``name``; ``what`` is ``commit`` or ``tag``.
+
+        Raises:
+            RepositoryError: nobody could look at it now, so nothing is known of it.
+        """
+        said = self._git(*config, f"verify-{what}", "--raw", name, env=env)
+        if said.err.startswith("error: "):
+            raise RepositoryError(f"{name}: its signature cannot be looked at ({said.last_word})")
+        return said
 
     def is_ancestor(self, old: str, new: str) -> bool:
         """Whether ``new`` is ``old`` or comes after it; not so if ``old`` is not known any more."""
@@ -151,14 +171,18 @@ class Repository:
                 return path
             shutil.rmtree(path)
         self._must("worktree", "prune")
-        self._must("worktree", "add", "--quiet", "--force", "--detach", str(path), commit)
+        # Twice forced: one whose making was cut off is still locked.
+        forced = ("--force", "--force", "--detach")
+        self._must("worktree", "add", "--quiet", *forced, str(path), commit)
         return path
 
     def forget_trees(self, kept: str) -> None:
-        """Remove the work trees of all commits but this one."""
+        """Remove the work trees of all commits but this one, and what no commit needs any more."""
         for path in self._trees.glob("*"):
             if path.name != kept:
                 shutil.rmtree(path)
+        # In the foreground: nothing works on the mirror without the fleet's lock.
+        self._git("-c", "gc.autoDetach=false", "gc", "--auto", "--quiet")
 
     def note(self, commit: str, text: str) -> None:
         """Add ``text`` to the commit's note and push it, once, whoever else writes notes.
@@ -192,17 +216,33 @@ class Repository:
             made = git.call("init", "--quiet", "--bare", str(self._mirror), seconds=LOCAL_SECONDS)
             if made.status:
                 raise RepositoryError(f"{self._mirror}: cannot be made ({made.last_word})")
+        # Who fetches holds the fleet's lock, so these are of a git that was killed.
+        for left in (*self._mirror.rglob("*.lock"), *self._mirror.glob("objects/pack/tmp_*")):
+            left.unlink(missing_ok=True)
+        attributes = self._mirror / "info/attributes"
+        if not attributes.exists():
+            attributes.parent.mkdir(exist_ok=True)
+            disk.write(attributes, AS_IT_IS)
 
     def _git(
         self,
         *words: str,
-        seconds: float = LOCAL_SECONDS,
+        seconds: float | None = None,
         data: str = "",
         env: dict[str, str] | None = None,
     ) -> git.Answer:
-        return git.call(
-            "-C", str(self._mirror), *words, seconds=seconds, data=data.encode(), env=env
+        done = git.call(
+            "-C",
+            str(self._mirror),
+            *words,
+            seconds=seconds or LOCAL_SECONDS,
+            data=data.encode(),
+            env=env,
         )
+        if done.status < 0 and seconds is None:  # killed: that is no answer
+            verb = next(word for word in words if word.islower())
+            raise RepositoryError(f"{self._mirror}: git {verb} was ended ({done.last_word})")
+        return done
 
     def _must(self, *words: str, data: str = "") -> str:
         done = self._git(*words, data=data)

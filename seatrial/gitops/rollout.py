@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 from seatrial import fleet_lock, ledger
 from seatrial.gitops import plan, playbooks, state, story
@@ -32,8 +33,7 @@ class Rollout:
         tree = self._source.tree(attempt.commit)
         self._source.keep("attempt", attempt.commit)
         record = self._record(attempt)
-        run = self.play(tree, plan.PLAYBOOK, record, "-e", f"fleet_state_dir={record}")
-        found = plan.found_in(record, run, attempt.commit)
+        run, found = self.look(tree, record)
         if found is None and run.status < 0 and not run.is_late:
             attempt.again = state.soon()
             self._book.wait(attempt, "its plan was cut off, and is made again", until=attempt.again)
@@ -47,7 +47,7 @@ class Rollout:
         attempt.release = str(found["release"])
         attempt.began = state.now()
         # What the ledger says of an earlier attempt at the same commit is not said of this one.
-        attempt.ledger_before = len(ledger.read(self._book.ledger))
+        attempt.ledger_before = len(self._events())
         override = f" (override by {attempt.override})" if attempt.override else ""
         sentence = f"{plan.summary(found)}{override}"
         self._book.move(attempt, Status.ROLLING, sentence)
@@ -66,6 +66,12 @@ class Rollout:
                 self._resume(attempt)
             elif not self._revert(attempt):
                 return
+
+    def look(self, tree: Path, record: Path) -> tuple[playbooks.Run, dict[str, Any] | None]:
+        """Compare the hosts with a commit's work tree; None if it came to no result."""
+        (record / plan.FOUND).unlink(missing_ok=True)  # what an earlier look found
+        run = self.play(tree, plan.PLAYBOOK, record, "-e", f"fleet_state_dir={record}")
+        return run, plan.found_in(record, run, tree.name)
 
     def play(self, tree: Path, playbook: str, record: Path, *words: str) -> playbooks.Run:
         """Run a playbook of a commit's work tree, which holds our lock as long as it runs."""
@@ -88,7 +94,7 @@ class Rollout:
 
     def _deploy(self, attempt: Attempt) -> None:
         attempt.runs += 1
-        attempt.ledger_before = len(ledger.read(self._book.ledger))
+        attempt.ledger_before = len(self._events())
         self._book.save()
         tree = self._source.tree(attempt.commit)
         run = self.play(tree, "deploy.yml", self._record(attempt))
@@ -183,7 +189,11 @@ class Rollout:
         return True
 
     def _made_since(self, attempt: Attempt) -> list[story.Story]:
-        return story.stories(ledger.read(self._book.ledger)[attempt.ledger_before :])
+        return story.stories(self._events()[attempt.ledger_before :])
+
+    def _events(self) -> list[ledger.Event]:
+        ledger.check(self._book.ledger)
+        return ledger.read(self._book.ledger)
 
     def _cut_off_at(self, attempt: Attempt) -> str:
         made = [one for one in self._made_since(attempt) if one.commit == attempt.commit]

@@ -30,6 +30,16 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+def _refuse_password(url: str, instead: str) -> None:
+    """Refuse a password, and over HTTP a name, too: forges take a token in its place."""
+    kind, _, rest = url.partition("://")
+    who, at, _ = rest.partition("/")[0].rpartition("@")
+    if at and (":" in who or kind in ("http", "https")):
+        raise ValueError(
+            f"should carry no password and no token: it would be seen in ps and in logs; {instead}"
+        )
+
+
 class Repository(_Strict):
     """Where the order comes from.
 
@@ -48,12 +58,7 @@ class Repository(_Strict):
     @field_validator("url")
     @classmethod
     def _carries_no_password(cls, url: str) -> str:
-        head, at, _ = url.partition("://")[2].partition("@")
-        if at and ":" in head and "/" not in head:
-            raise ValueError(
-                "should carry no password: it would be seen in ps and in logs; "
-                "give git a credential helper instead"
-            )
+        _refuse_password(url, "give git a credential helper instead")
         if url.startswith("ext::"):
             raise ValueError("should not be a command (ext::)")
         return url
@@ -91,6 +96,17 @@ class Protected(_Strict):
     paths: list[Text]
     approvers: list[Text]
 
+    @field_validator("paths")
+    @classmethod
+    def _are_of_the_repository(cls, paths: list[str]) -> list[str]:
+        for path in paths:
+            if path.startswith(("/", "./", "../")) or "*" in path:
+                raise ValueError(
+                    "should be files (ansible.cfg) and folders (gates/) as git names them, is "
+                    f"{path}: it would protect nothing"
+                )
+        return paths
+
 
 class Window(_Strict):
     """When rollouts may begin, or may not. Deny beats allow; a rollout that runs goes on.
@@ -109,6 +125,8 @@ class Window(_Strict):
     @field_validator("cron")
     @classmethod
     def _is_cron(cls, cron: str) -> str:
+        if len(cron.split()) != 5:  # cronsim takes seconds, too
+            raise ValueError(f"should be five fields as crontab(5) has them, is {cron}")
         try:
             CronSim(cron, datetime.now(UTC))
         except CronSimError as error:
@@ -145,12 +163,24 @@ class Forge(_Strict):
     token_file: Path
     context: Text
 
+    @field_validator("api")
+    @classmethod
+    def _carries_no_password(cls, url: str) -> str:
+        _refuse_password(url, "the token stands in token_file")
+        return url
+
 
 class Grafana(_Strict):
     """Where rollouts are drawn as annotations."""
 
     url: Annotated[str, Field(pattern=r"^https?://\S+$")]
     token_file: Path
+
+    @field_validator("url")
+    @classmethod
+    def _carries_no_password(cls, url: str) -> str:
+        _refuse_password(url, "the token stands in token_file")
+        return url
 
 
 class Tell(_Strict):
@@ -211,7 +241,7 @@ def load(path: Path) -> Settings:
     except OSError as error:
         said = f"{path}: cannot be read ({error.strerror}); playbooks/gitops.yml writes it"
         raise SettingsError(said) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise SettingsError(f"{path}: should be YAML: {' '.join(str(error).split())}") from None
 
 

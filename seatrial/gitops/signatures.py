@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from seatrial.errors import SeatrialError
-from seatrial.gitops.repository import Repository
+from seatrial.gitops.repository import Repository, RepositoryError
 from seatrial.gitops.settings import Signers
 
 SSH_GOOD = re.compile(r'^Good "git" signature for (.+) with \S+ key (\S+)$', re.MULTILINE)
@@ -134,13 +134,7 @@ def _by_ssh(repository: Repository, found: _Object, allowed: Path | None) -> Sig
     with tempfile.NamedTemporaryFile("w", suffix=".sig") as file:
         file.write(found.signature)
         file.flush()
-        present = subprocess.run(
-            ["ssh-keygen", "-Y", "find-principals", "-s", file.name, "-f", str(allowed)],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=SECONDS,
-        )
+        present = _ask("ssh-keygen", "-Y", "find-principals", "-s", file.name, "-f", str(allowed))
     names = present.stdout.split("\n") if present.returncode == 0 else []
     if name not in names:
         why = _reason(present.stderr) or "it is not among the allowed signers"
@@ -177,16 +171,19 @@ def _by_gpg(repository: Repository, found: _Object, home: Path | None) -> Signer
 
 def _gpg_addresses(home: Path, key: str) -> list[str]:
     """Return the addresses in the key's user ids, without those that were revoked or are over."""
-    listed = subprocess.run(
-        ["gpg", "--homedir", str(home), "--batch", "--with-colons", "--list-keys", key],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=SECONDS,
-    )
+    listed = _ask("gpg", "--homedir", str(home), "--batch", "--with-colons", "--list-keys", key)
+    if listed.returncode:
+        raise RepositoryError(f"{home}: gpg cannot list the key {key} ({listed.stderr.strip()})")
     fields = [line.split(":") for line in listed.stdout.splitlines()]
     ids = [one[9] for one in fields if one[0] == "uid" and one[1] not in ("r", "e", "i")]
     return [found[1].lower() for one in ids if (found := re.search(r"<([^<>]+)>\s*$", one))]
+
+
+def _ask(*words: str) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(words, capture_output=True, text=True, check=False, timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        raise RepositoryError(f"{words[0]} gave no answer within {SECONDS} s") from None
 
 
 def _commit(name: str, raw: bytes) -> _Object:

@@ -45,6 +45,11 @@ def closing(window: Window, at: datetime) -> datetime | None:
     """Return when the window closes, if it is open."""
     local = at.astimezone(ZoneInfo(window.timezone)) + timedelta(seconds=1)
     opened = next(CronSim(window.cron, local, reverse=True), None)
+    # Backwards, cronsim passes over an hour that clocks show twice; forwards it does not.
+    for later in CronSim(window.cron, opened) if opened else ():
+        if later.astimezone(UTC) > at:
+            break
+        opened = later
     closes = opened.astimezone(UTC) + timedelta(minutes=window.minutes) if opened else None
     return closes if closes and closes > at else None
 

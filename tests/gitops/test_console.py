@@ -7,6 +7,7 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -126,6 +127,25 @@ def test_an_order_for_an_unknown_commit_is_refused(
     with pytest.raises(console.ConsoleError, match=sentence):
         list(console.order(FLEET, "approve", commit))
     assert state.orders(folder) == []
+
+
+@pytest.mark.parametrize("kind", ["approve", "override"])
+def test_nothing_that_cannot_begin_is_said_to_begin(folder: Path, kind: Any) -> None:
+    """A commit that the branch has left, or one that came to its end."""
+    known = refused()
+    known.attempts.insert(0, Attempt(commit=OLD, status=Status.PROMOTED, since=WHEN))
+    state.save(folder, known)
+    for commit, why in ((OLD, f"the branch is at {NEW[:12]}"), (NEW, "First: fab gitops.retry")):
+        with pytest.raises(console.ConsoleError, match=why):
+            list(console.order(FLEET, kind, commit, reason="now"))
+    assert state.orders(folder) == []
+
+
+def test_an_order_that_cannot_be_kept_is_said_not_to_be_given(folder: Path) -> None:
+    """A full disk, for one."""
+    (folder / "orders").write_text("a file")
+    with pytest.raises(console.ConsoleError, match="the order was not given"):
+        list(console.order(FLEET, "pause", reason="fair"))
 
 
 def test_an_override_without_a_reason_is_refused(folder: Path) -> None:

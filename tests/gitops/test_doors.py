@@ -377,6 +377,7 @@ def test_a_knock_is_taken_back_before_the_branch_is_looked_at(rendered: Path) ->
     [
         ({"gitops_url": ""}, "repository.url"),
         ({"gitops_url": "https://ann:hunter2@git.example.org/f.git"}, "should carry no password"),
+        ({"gitops_protected_paths": ["roles/*"]}, "protect nothing"),
         ({"gitops_signers": []}, "nobody could sign"),
         ({"gitops_windows": [{"kind": "deny"}]}, "windows.0"),
     ],

@@ -236,6 +236,80 @@ def test_a_gate_whose_code_changes_comes_alone(fleet: Fleet) -> None:
         policy.refuse_loosened(fleet.changes())
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("gates/conftest.py", "pass"),
+        ("gates/pytest.ini", "[pytest]"),
+        ("conftest.py", "pass"),
+        ("tox.ini", "[pytest]"),
+        ("pyproject.toml", '[tool.pytest]\naddopts = ["--collect-only"]'),
+    ],
+)
+def test_what_every_gate_reads_comes_alone(fleet: Fleet, name: str, text: str) -> None:
+    """A new file that pytest reads first could let all of them pass."""
+    fleet.put(name, text)
+    fleet.commit(index_topk=512)
+    with pytest.raises(PolicyError, match=f"loosens the gates .*{name} changes"):
+        policy.refuse_loosened(fleet.changes())
+
+
+def test_a_project_file_that_tells_pytest_nothing_new_may_come_with_a_change(fleet: Fleet) -> None:
+    """Dependencies stand there, too."""
+    fleet.put("pyproject.toml", "[project]\nversion = '2'")
+    fleet.commit(index_topk=512)
+    assert fleet.changes()[0].loosened == []
+
+
+def test_loosened_gates_that_were_taken_back_are_not_held_against_what_follows(
+    fleet: Fleet,
+) -> None:
+    """The refusal asks for that; the bad commit stays in the branch's history."""
+    fleet.commit(index_topk=512, bounds=LOOSE, gates=with_(GATES, "select", ["memory"]))
+    with pytest.raises(PolicyError, match="loosens the gates"):
+        policy.refuse_loosened(fleet.changes())
+    fleet.commit(index_topk=2048, bounds=BOUNDS, gates=GATES)
+    policy.refuse_loosened(fleet.changes())
+    assert fleet.approver() == ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "serving_spec: {gates: '{{ gates }}'}",
+        "serving_spec: {gates: {thresholds: toy, select: }}",
+        "serving_spec: {gates: {select: window}}",
+        "serving_spec: {index_topk: 2001-99-99}",
+        "serving_spec: {index_topk: !!int x}",
+        "serving_spec: " + "[" * 3000,
+    ],
+)
+def test_a_spec_of_any_shape_is_judged_and_what_mends_it_passes(fleet: Fleet, text: str) -> None:
+    """A slip of the pen must not stop the reconciler, now or at the next commit."""
+    fleet.put(SPEC, text)
+    fleet.alice.commit(fleet.work)
+    with pytest.raises(PolicyError, match=r"gates\.select loses window"):
+        policy.refuse_loosened(fleet.changes())
+    fleet.put(SPEC, yaml.safe_dump({"serving_spec": {"index_topk": 512, "gates": GATES}}))
+    fleet.alice.commit(fleet.work)
+    policy.refuse_loosened(fleet.changes())
+
+
+@pytest.mark.parametrize("rule", ["gates", "gates/"])
+def test_a_folder_is_protected_with_and_without_its_slash(rule: str) -> None:
+    """And a file that takes its place, and not its neighbour."""
+    paths = ("gates/a/b", "gates", "gates.md", "agates/x")
+    assert [policy._is_under(path, rule) for path in paths] == [True, True, False, False]
+
+
+def test_links_and_submodules_are_refused_where_a_host_would_follow_them() -> None:
+    """What they lead to is in another fleet, outside the commit, or not seen as a change."""
+    files = {"inventory/toy/a": "120000 blob x", "b": "160000 commit x", "c": "100755 blob x"}
+    with pytest.raises(PolicyError, match=r"links or submodules: inventory/toy/a, b\. What"):
+        policy.refuse_links(files, "toy", "c" * 40)
+    policy.refuse_links({"docs/a": "120000 blob x", "c": "100644 blob x"}, "toy", "c" * 40)
+
+
 def test_a_plain_change_needs_nobody_else(fleet: Fleet) -> None:
     """Most merges are one."""
     fleet.commit(index_topk=512)
@@ -293,6 +367,15 @@ def test_nobody_approves_their_own(fleet: Fleet, mallory: Person) -> None:
     assert "alice@example.org approves what they signed themselves" in str(refused.value)
     assert "bob@example.org approves what they wrote themselves" in str(refused.value)
     assert "the tag approve/mallory is signed with the SSH key" in str(refused.value)
+
+
+def test_a_forge_that_signs_for_others_is_nobody_s_second_person(fleet: Fleet) -> None:
+    """It signs for whoever pressed its button, perhaps the same person."""
+    fleet.put("ansible.cfg", "x")
+    fleet.bob.approve(fleet.work, fleet.commit())
+    fleet.signers = fleet.signers.model_copy(update={"sign_for_others": [fleet.bob.address]})
+    with pytest.raises(PolicyError, match="signs for others, and is nobody's second person"):
+        fleet.approver()
 
 
 def test_only_who_is_named_approves_if_somebody_is(fleet: Fleet) -> None:

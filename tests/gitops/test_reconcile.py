@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
 import time
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from seatrial.gitops import quiet, state
+from seatrial.gitops import policy, quiet, state
+from seatrial.gitops.reconcile import ReconcilerError
 from seatrial.gitops.state import Status
+from seatrial.ledger import LedgerError
 from tests.gitops.fleet import Fleet
 from tests.gitops.people import Person, allow, run
 
@@ -240,6 +244,9 @@ def test_a_commit_waits_for_its_approval_and_no_longer_than_the_fleet_says(servi
     time.sleep(1.1)
     (refused,) = serving.poll()
     assert "nobody approved" in refused.sentence
+    serving.order("approve", late)
+    assert serving.poll() == []  # too late
+    state.withdraw(serving.state_dir, "approve", late)
     serving.order("retry", late)
     assert serving.kinds() == ["waiting"]
 
@@ -318,11 +325,67 @@ def test_drift_is_told_once_and_healed_only_if_the_fleet_asks(serving: Fleet) ->
     )
     assert serving.poll(is_drift=True) == []
     serving.set(drift={"heal": True})
-    known = serving.state
-    known.drift = None
-    state.save(serving.state_dir, known)
     assert [one.kind for one in serving.poll(is_drift=True)] == ["drift", "healed"]
     assert serving.poll(is_drift=True) == []
+
+
+def test_drift_that_could_not_be_healed_yet_is_healed_later(serving: Fleet) -> None:
+    """The fleet was paused, or the look was cut off before it healed."""
+    serving.set(drift={"heal": True})
+    spoil(serving)
+    serving.order("pause")
+    assert [one.kind for one in serving.poll(is_drift=True)] == ["drift"]
+    state.withdraw(serving.state_dir, "pause")
+    serving.heard.at["drift"] = sys.exit
+    with pytest.raises(SystemExit):
+        serving.poll(is_drift=True)
+    serving.heard.at.clear()
+    assert [one.kind for one in serving.poll(is_drift=True)] == ["drift", "healed"]
+
+
+def test_what_an_earlier_look_found_is_not_found_again(serving: Fleet) -> None:
+    """The look itself fails this time: that is told, and no drift."""
+    serving.poll(is_drift=True)
+    spoil(serving)
+    serving.set(vault_password_file=str(serving.folder / "away"))
+    (trouble,) = serving.poll(is_drift=True)
+    assert "drift could not be looked for" in trouble.sentence
+
+
+def test_a_ledger_of_another_version_is_not_taken_for_an_empty_one(serving: Fleet) -> None:
+    """What the rollout came to stands in it; it is read when the reconciler knows it."""
+    path = serving.home / ".local/state/seatrial/toy/ledger.jsonl"
+    known = path.read_text()
+    path.write_text(known + known.splitlines()[0].replace('"schema": 1', '"schema": 2') + "\n")
+    commit = serving.merge(2048)
+    with pytest.raises(LedgerError, match=r"line \d+ is an event of another version"):
+        serving.poll()
+    assert "the reconciler cannot work" in serving.heard.told[-1].sentence
+    assert serving.attempt(commit).status is Status.WAITING
+    path.write_text(known + '{"torn')
+    assert [one.kind for one in serving.poll()][-3:] == ["began", "promoted", "recovered"]
+
+
+def test_a_fault_of_the_reconciler_itself_is_told_once(
+    serving: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else only its journal would know, every half minute."""
+    monkeypatch.setattr(policy, "content", {}.__getitem__)
+    serving.merge(2048)
+    for told in (["trouble"], []):
+        with pytest.raises(TypeError):
+            serving.poll()
+        assert [one.kind for one in serving.heard.told] == told
+    assert "TypeError" in serving.state.troubles["control"].sentence
+
+
+def test_another_user_leaves_no_files_behind(
+    serving: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root by hand, once, and the unit could write no more."""
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with pytest.raises(ReconcilerError, match="run it as that one"):
+        serving.poll()
 
 
 def spoil(fleet: Fleet) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import time
 from pathlib import Path
@@ -9,8 +10,17 @@ from pathlib import Path
 import pytest
 
 from seatrial import release
-from seatrial.gitops.repository import Repository, UnreachableError
+from seatrial.gitops import git
+from seatrial.gitops.repository import Repository, RepositoryError, UnreachableError
 from tests.gitops.people import Person, run
+
+DENIED = """\
+git@x: Permission denied (publickey).
+fatal: Could not read from remote repository.
+
+Please make sure you have the correct access rights
+and the repository exists.
+"""
 
 
 @pytest.fixture
@@ -104,3 +114,80 @@ def test_a_note_that_is_not_taken_is_not_thought_to_be_there(work: Path) -> None
     source.note(source.head(), "promoted\n")
     shown = run("git", "notes", "--ref=rollouts", "show", source.head(), cwd=origin)
     assert shown == "promoted"
+
+
+def test_what_a_git_that_was_killed_left_behind_stops_nothing(work: Path) -> None:
+    """A lock, half a pack, a work tree whose making was cut off: a power cut leaves all of them."""
+    source, home = mirror(work), work.parent / "state/mirror.git"
+    tree = source.tree(source.head())
+    shutil.rmtree(tree)
+    (home / "worktrees" / tree.name / "locked").write_text("initializing")
+    source.keep("serves", source.head())
+    (home / "refs/kept/serves.lock").touch()
+    half = home / "objects/pack/tmp_pack_abc"
+    half.touch()
+    source.fetch()
+    source.keep("serves", source.head())
+    assert source.tree(source.head()).is_dir()
+    assert not half.exists()
+
+
+def test_a_git_that_was_ended_has_given_no_answer(
+    work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a slow disk would say that the branch was rewritten, or is gone."""
+    source = mirror(work)
+    monkeypatch.setattr(git, "call", lambda *_, **__: git.Answer(git.KILLED, b"", "no answer"))
+    for ask in (source.head, lambda: source.is_ancestor("a", "b"), lambda: source.has("a")):
+        with pytest.raises(RepositoryError, match=r"was ended \(no answer\)"):
+            ask()
+
+
+def test_a_branch_may_take_a_name_below_its_old_one(work: Path) -> None:
+    """Git could not keep `main` and `main/eu` at once."""
+    mirror(work)
+    run("git", "push", "-q", work.parent / "origin.git", ":main", "HEAD:main/eu", cwd=work)
+    found = Repository(work.parent / "state", str(work.parent / "origin.git"), "main/eu", 20)
+    found.fetch()
+    assert found.head() == run("git", "rev-parse", "HEAD", cwd=work)
+
+
+def test_a_shallow_clone_is_not_taken_for_a_repository_without_news(
+    work: Path, alice: Person
+) -> None:
+    """Git would fetch nothing of it, and say that all is well."""
+    mirror(work)
+    alice.commit(work, "Two")
+    origin = work.parent / "origin.git"
+    shutil.rmtree(origin)
+    run("git", "clone", "-q", "--bare", "--depth=1", f"file://{work}", origin)
+    with pytest.raises(UnreachableError, match=r"is a shallow clone.*git fetch --unshallow"):
+        mirror(work)
+
+
+def test_a_file_of_a_tree_is_the_file_that_was_judged(work: Path, alice: Person) -> None:
+    """Attributes could make another of it, or one that git takes for changed."""
+    (work / "file").write_bytes(b"$Id$\r\n")
+    alice.commit(work)
+    (work / ".gitattributes").write_text("file text ident working-tree-encoding=UTF-16\n")
+    run("git", "add", ".gitattributes", cwd=work)
+    alice.git(work, "commit", "-q", "-S", "-m", "Attributes")
+    push(work)
+    source = mirror(work)
+    tree = source.tree(source.head())
+    assert (tree / "file").read_bytes() == source.file(source.head(), "file") == b"$Id$\r\n"
+    assert release.commit_of(tree) == source.head()
+
+
+@pytest.mark.parametrize(
+    ("said", "word"),
+    [
+        (DENIED, "git@x: Permission denied (publickey).; Could not read from remote repository."),
+        ("fatal: '/x' does not appear to be a git repository\nfatal: more\n", "'/x' does not"),
+        ("error: cannot lock ref 'x': File exists.\n\nremove the file\n", "cannot lock ref 'x'"),
+        ("", "status 1"),
+    ],
+)
+def test_why_git_failed_is_said_without_its_advice(said: str, word: str) -> None:
+    """Its last line is as a rule no reason."""
+    assert git.Answer(1, b"", said).last_word.startswith(word)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from seatrial.gitops import signatures
-from seatrial.gitops.repository import Repository
+from seatrial.gitops.repository import Repository, RepositoryError
 from seatrial.gitops.settings import Signers
 from seatrial.gitops.signatures import SignatureError
 from tests.gitops.people import Person, allow, gpg_person, run, ssh_person
@@ -232,6 +233,23 @@ def test_a_revoked_gpg_key_is_refused(signed: Signed, keys: Path) -> None:
     run(*words, data=certificate.read_text().replace(":-----BEGIN", "-----BEGIN"))
     with pytest.raises(SignatureError, match="with a GPG key that was revoked"):
         signed.of_head()
+
+
+@pytest.mark.parametrize("cause", ["no ssh-keygen", "no room"])
+def test_a_signature_that_nobody_could_look_at_is_no_verdict(
+    signed: Signed, alice: Person, cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refusal would be final, and name a fault that the commit does not have."""
+    allow(signed.allowed, f"{alice.address} {alice.key}")
+    alice.commit(signed.work)
+    repository = signed.repository
+    (tmp_path / "git").symlink_to(shutil.which("git") or "")
+    if cause == "no room":
+        monkeypatch.setenv("TMPDIR", str(tmp_path / "away"))
+    else:
+        monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(RepositoryError, match="its signature cannot be looked at"):
+        signatures.of_commit(repository, repository.head(), signed.signers)
 
 
 def test_a_kind_of_signature_that_is_not_allowed_is_refused(

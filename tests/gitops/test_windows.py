@@ -71,7 +71,15 @@ def test_a_window_is_as_long_as_it_says_when_clocks_change(moment: str, is_open:
     assert windows.look([window("allow", "0 1 * * *", 240)], at(moment)).is_open is is_open
 
 
-def test_a_window_that_never_opens_is_no_window() -> None:
-    """The thirtieth of February."""
+@pytest.mark.parametrize("cron", ["30 2 * * *", "*/30 * * * *", "0 * * * *"])
+@pytest.mark.parametrize("moment", ["2026-10-25T01:01", "2026-10-25T01:16"])
+def test_a_freeze_holds_in_the_hour_that_comes_twice(cron: str, moment: str) -> None:
+    """It began at half past two, and a little later it is two o'clock again."""
+    assert not windows.look([window("deny", cron, 60)], at(moment)).is_open
+
+
+@pytest.mark.parametrize("cron", ["0 1 30 2 *", "* * * * * *", "@daily"])
+def test_a_window_that_never_opens_or_is_said_otherwise_is_no_window(cron: str) -> None:
+    """The thirtieth of February; seconds; a word."""
     with pytest.raises(ValidationError, match="should be five fields"):
-        window("allow", "0 1 30 2 *", 60)
+        window("allow", cron, 60)
