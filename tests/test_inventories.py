@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,16 @@ def test_every_host_has_an_address_for_the_others(repository: Path, fleet: str) 
 def test_the_spec_is_valid_and_its_cells_are_the_gpu_hosts(repository: Path, fleet: str) -> None:
     """The worked examples pass the check that refuses a wrong one."""
     spec.check_hosts(spec_of(repository, fleet), list(groups_of(repository, fleet)["gpu_hosts"]))
+
+
+def test_the_second_cell_of_the_readme_is_one_that_a_deploy_accepts(repository: Path) -> None:
+    """What it shows is put into the spec as it stands there."""
+    page = (repository / "inventory/production/README.md").read_text()
+    shown = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)[0])
+    plain = spec_of(repository, "production").model_dump(by_alias=True, mode="json")
+    grown = spec.check(plain | {key: shown[key] for key in ("cells", "rollout")})
+    spec.check_hosts(grown, list(shown["gpu_hosts"]["hosts"]))
+    assert [batch.cells for batch in spec.batches(grown)] == [["one"], ["two"]]
 
 
 @pytest.mark.parametrize("fleet", FLEETS)
