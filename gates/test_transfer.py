@@ -14,7 +14,7 @@ import pytest
 
 from seatrial import canary, counters
 from seatrial.canary import Reply
-from seatrial.cell import Cell, CellServer
+from seatrial.cell import BY_HAND, Cell, CellServer
 from seatrial.counters import Counters
 from seatrial.details import Heatmap, Item, Square
 from seatrial.engine import Engine
@@ -50,11 +50,12 @@ def sides(cell: Cell) -> tuple[list[CellServer], list[CellServer]]:
     """Return the prefill and the decode servers.
 
     Raises:
-        InvalidMeasurementError: the cell has none.
+        InvalidMeasurementError: the cell has none, or only a URL is known.
     """
     prefill, decode = cell.with_roles("prefill"), cell.with_roles("decode")
     if not prefill or not decode:
-        raise InvalidMeasurementError("The cell has no prefill and decode servers of its own.")
+        why = f" {BY_HAND}" if not cell.servers else ""
+        raise InvalidMeasurementError(f"The cell has no prefill and decode servers of its own.{why}")
     return prefill, decode
 
 

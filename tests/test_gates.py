@@ -40,7 +40,7 @@ def test_good_server_passes_by_hand(tmp_path: Path) -> None:
 
 def test_what_a_url_cannot_answer_is_invalid(tmp_path: Path) -> None:
     """By hand, what needs a host or Prometheus says so; the rest runs; and how to go on."""
-    select = "readiness,identity,window,throughput,memory"
+    select = "readiness,identity,window,transfer,throughput,memory"
     own = thresholds(tmp_path)
     with serving() as server:
         outcome = run_gates(tmp_path, "--url", server.url, "--select", select, "--thresholds", own)
@@ -49,6 +49,7 @@ def test_what_a_url_cannot_answer_is_invalid(tmp_path: Path) -> None:
     assert outcome.gate(CASE_A).verdict is Verdict.PASS
     for gate, reason in {
         "test_unit_files_are_the_released_ones": "There is no release to compare with.",
+        "test_canaries_cross_intact": "The cell has no prefill and decode servers of its own.",
         "test_load_reads_prompts_fast_enough": "There is no Prometheus to ask.",
         "test_peak_memory_stays_within_plan": "There is no host to look at.",
     }.items():
