@@ -55,7 +55,9 @@ def sides(cell: Cell) -> tuple[list[CellServer], list[CellServer]]:
     prefill, decode = cell.with_roles("prefill"), cell.with_roles("decode")
     if not prefill or not decode:
         why = f" {BY_HAND}" if not cell.servers else ""
-        raise InvalidMeasurementError(f"The cell has no prefill and decode servers of its own.{why}")
+        raise InvalidMeasurementError(
+            f"The cell has no prefill and decode servers of its own.{why}"
+        )
     return prefill, decode
 
 
