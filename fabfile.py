@@ -16,10 +16,12 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import paramiko
 from fabric import Connection, task
 from invoke.collection import Collection
 from invoke.context import Context
@@ -45,15 +47,17 @@ def status(c: Connection) -> None:
 @task(help={"role": f"one of {', '.join(ROLES)}", "lines": "how many", "follow": "and what comes"})
 def logs(c: Connection, role: str, lines: int = 50, *, follow: bool = False) -> None:
     """The journal of a role's unit."""
-    trust_only_known_keys(c)
-    c.run(_logs_command(role, lines, follow=follow), in_stream=False)
+    command = _logs_command(role, lines, follow=follow)
+    with _reached(c):
+        c.run(command, in_stream=False)
 
 
 @task(help={"lines": "how many"})
 def history(c: Connection, lines: int = 20) -> None:
     """What the host did to its releases, by order or by itself."""
+    told = _ask(c, f"tail -n {int(lines)} {HOST_JOURNAL}")
     print(c.host)
-    for line in _ask(c, f"tail -n {int(lines)} {HOST_JOURNAL}").splitlines():
+    for line in told.splitlines():
         print(f"  {_history_line(json.loads(line))}")
 
 
@@ -151,9 +155,24 @@ def _rollout_lines(events: list[ledger.Event], name: str, lines: int) -> Iterato
     yield "\n" + ledger.summary([event for event in events if event.rollout == wanted])
 
 
+@contextmanager
+def _reached(c: Context) -> Iterator[None]:
+    """Ask a host in this block; say in a sentence if none is named or it is out of reach."""
+    if not isinstance(c, Connection):
+        raise SystemExit("-H: should name the host to ask, as in fab -H gpu1 status")
+    try:
+        trust_only_known_keys(c)
+        yield
+    except (OSError, EOFError, paramiko.SSHException) as error:
+        raise SystemExit(
+            f"{c.original_host} cannot be reached by SSH: {error or type(error).__name__}; "
+            "address, user and key come from your ssh_config, or from the one given with -S"
+        ) from None
+
+
 def _ask(c: Connection, command: str) -> str:
-    trust_only_known_keys(c)
-    return str(c.run(command, hide=True, in_stream=False).stdout)
+    with _reached(c):
+        return str(c.run(command, hide=True, in_stream=False).stdout)
 
 
 def _status_lines(answer: Mapping[str, Any]) -> Iterator[str]:

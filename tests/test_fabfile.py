@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from fabric import Connection
+from invoke.context import Context
 
 import fabfile
 from seatrial import ledger
@@ -105,3 +107,15 @@ def test_logs_refuses_a_role_that_is_none() -> None:
     """Nothing is sent to a host."""
     with pytest.raises(SystemExit, match="role: should be one of prefill, decode"):
         fabfile._logs_command("decode; reboot", 20, follow=False)
+
+
+def test_a_host_that_is_not_named_is_one_sentence() -> None:
+    """`fab status` without -H."""
+    with pytest.raises(SystemExit, match=r"^-H: should name the host to ask"):
+        fabfile._ask(Context(), "true")
+
+
+def test_a_host_that_cannot_be_reached_is_one_sentence() -> None:
+    """Nothing listens there; the sentence says where address and key come from."""
+    with pytest.raises(SystemExit, match=r"^127\.0\.0\.1 cannot be reached by SSH: .* ssh_config"):
+        fabfile._ask(Connection("127.0.0.1", port=1), "true")
