@@ -231,12 +231,13 @@ def how_to_look_around() -> str:
     return f"""
 The hosts are up. Things to try (rehearsal/hosts.sh in ... runs a command in their network):
 
+  export PATH="{Path(sys.executable).parent}:$PATH"
   rehearsal/hosts.sh in curl -H {key} \\
     -H 'Content-Type: application/json' -d '{question}' {ENTRY}/v1/chat/completions
   rehearsal/hosts.sh ssh gpu-a journalctl -u sglang-prefill -n 20
   rehearsal/hosts.sh ssh gpu-a /opt/seatrial/bin/seatrial-host status
-  cd {REPOSITORY} && ansible-playbook -i inventory/rehearsal playbooks/gate.yml
-  cd {REPOSITORY} && ansible-playbook -i inventory/rehearsal rollback.yml
+  (cd {REPOSITORY} && ansible-playbook -i inventory/rehearsal playbooks/gate.yml)
+  (cd {REPOSITORY} && ansible-playbook -i inventory/rehearsal rollback.yml)
   rehearsal/hosts.sh in .venv/bin/fab --list
   rehearsal/hosts.sh down
 """
