@@ -37,7 +37,7 @@ rehearsal: ## a real rollout on test hosts; SCENARIO=bad-topk for one that is re
 	@requirements/venv.sh control
 	@$(PY) rehearsal/run.py $(if $(SCENARIO),--scenario '$(SCENARIO)') $(if $(KEEP),--keep)
 
-check: lint ## linters, types and unit tests: a minute
+check: lint ## linters, types and unit tests: some minutes
 	@$(UNIT_TESTS)
 
 test: lint ## everything a change must pass: linters, unit tests, rehearsals; half an hour
