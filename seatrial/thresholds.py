@@ -6,7 +6,7 @@ A bound is named ``<metric>_<statistic>_<unit>_<min|max>``. The other keys say h
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -401,6 +401,26 @@ def load(folder: Path, name: str) -> Thresholds:
     except ValidationError as error:
         lines = [_sentence(path, dict(problem)) for problem in error.errors()]
         raise ThresholdsError("\n".join(dict.fromkeys(lines))) from None
+
+
+def check_choice(folder: Path, name: str, select: Sequence[str]) -> None:
+    """See that the selected groups of gates can judge by the thresholds, before anything stops.
+
+    ``folder`` is ``gates/`` of the checkout: a group is a file ``test_<group>.py`` in it.
+
+    Raises:
+        ThresholdsError: there is no such group, or no such thresholds, or they lack a group's.
+    """
+    known = sorted(file.stem.removeprefix("test_") for file in folder.glob("test_*.py"))
+    unknown = [group for group in select if group not in known]
+    if unknown:
+        raise ThresholdsError(
+            f"gates.select: should be among {', '.join(known)}, has {', '.join(unknown)}"
+        )
+    found = load(folder / "thresholds", name)
+    for group in select:
+        if group not in found.not_applicable:
+            found.section(group)
 
 
 def _sentence(path: Path, problem: dict[str, Any]) -> str:

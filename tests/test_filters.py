@@ -119,6 +119,25 @@ def test_spec_values_from_elsewhere_than_the_file_are_refused(
         check(plain, str(SPEC_FILE), HOSTS)
 
 
+@pytest.mark.parametrize(
+    ("gates", "said"),
+    [
+        ({"select": ["windo"]}, "gates.select: should be among .*window.*, has windo"),
+        ({"thresholds": "rehearsl"}, "no thresholds rehearsl; by name there are: .*rehearsal"),
+        ({"thresholds": "any-server", "select": ["memory"]}, "have no section memory"),
+    ],
+)
+def test_gates_that_cannot_judge_are_refused_before_anything_stops(
+    filters: ModuleType, plain: dict[str, Any], gates: dict[str, Any], said: str
+) -> None:
+    """A typing error would move a cell, find it INVALID, and bring it back."""
+    check = filters.FilterModule().filters()["seatrial_check_gates"]
+    assert check(plain, str(REPOSITORY / "gates"))
+    plain["gates"].update(gates)
+    with pytest.raises(AnsibleFilterError, match=said):
+        check(plain, str(REPOSITORY / "gates"))
+
+
 def test_a_host_without_facts_is_named_all_the_same(filters: ModuleType) -> None:
     """An unreachable host knows no reason."""
     hosts = [

@@ -12,7 +12,17 @@ from ansible.errors import AnsibleFilterError
 # The library of the same checkout, not one that happens to be installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from seatrial import baseline, controller, fleet_lock, host_program, ledger, memory, release, spec
+from seatrial import (
+    baseline,
+    controller,
+    fleet_lock,
+    host_program,
+    ledger,
+    memory,
+    release,
+    spec,
+    thresholds,
+)
 from seatrial.errors import SeatrialError
 from seatrial.inventory_check import unknown_variables
 from seatrial.plain import plain
@@ -227,6 +237,13 @@ def last_good_baseline(ledger_file: str, cell: str, last_good: str) -> dict[str,
     return found.model_dump(mode="json") if found else None
 
 
+def check_gates(value: dict[str, Any], folder: str) -> bool:
+    """See that the gates which the spec selects can judge by the thresholds that it names."""
+    wanted = spec.check(value).gates
+    thresholds.check_choice(Path(folder), wanted.thresholds, wanted.select)
+    return True
+
+
 def problems(hosts: list[Any], fact: str) -> str:
     """Say for which hosts the fact is not true, and why as far as they know."""
     return (
@@ -286,6 +303,7 @@ class FilterModule:
             "seatrial_spec": _told(
                 lambda value: spec.check(value).model_dump(by_alias=True, mode="json")
             ),
+            "seatrial_check_gates": _told(check_gates),
             "seatrial_check_home": _told(lambda _: controller.check_home()),
             "seatrial_check_inventory": _told(check_inventory),
             "seatrial_commit": _told(lambda path: release.commit_of(Path(path))),
