@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -123,6 +127,47 @@ def test_haproxy_accepts_the_entry(fleet: Fleet) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_who_hangs_up_is_gone_for_the_cell_too(fleet: Fleet, tmp_path: Path) -> None:
+    """Else a cell that once was silent has less of the load as long as the entry waits for it."""
+    with socket.create_server(("127.0.0.1", 0)) as cell, socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        probe.close()
+        text = re.sub(
+            r"(?m)^  (user|group|chroot|log|stats|server-state|monitor|option httpchk).*",
+            "",
+            fleet.haproxy.read_text().partition("frontend metrics")[0],
+        )
+        text = re.sub(r"bind :\d+", f"bind 127.0.0.1:{port}", text)
+        text = re.sub(r"(?m)^  (default-server|http-check|load-server-state).*", "", text)
+        text = re.sub(r"(?m)^(  server \w+) \S+", rf"\1 127.0.0.1:{cell.getsockname()[1]}", text)
+        config = tmp_path / "haproxy.cfg"
+        config.write_text(text)
+        with subprocess.Popen(["/usr/sbin/haproxy", "-db", "-f", config]) as entry:
+            try:
+                with connected(port) as client:
+                    head = "POST /generate HTTP/1.1\r\nHost: e\r\nContent-Length: 2\r\n"
+                    client.sendall(f"{head}Authorization: Bearer a-key\r\n\r\n{{}}".encode())
+                    asked, _ = cell.accept()
+                    asked.settimeout(10)
+                    assert asked.recv(65536).startswith(b"POST /generate")
+                with asked, contextlib.suppress(ConnectionResetError):
+                    assert asked.recv(65536) == b""
+            finally:
+                entry.terminate()
+
+
+def connected(port: int) -> socket.socket:
+    """Return a connection to a port of this machine, as soon as somebody listens there."""
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port), timeout=10)
+        except ConnectionRefusedError:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
 
 
 def test_every_cell_is_a_server_at_its_router(fleet: Fleet) -> None:
