@@ -156,8 +156,9 @@ def test_no_length_and_no_depth_loses_its_needles(
         samples=places,
         message="; ".join(lost) + ("." if lost else ""),
         next_step=(
-            "A single length or depth that fails is a fault of a kernel, not of the width: compare "
-            "kernels, page size and compression with last_good."
+            "Beyond 4 x index_topk + 128 tokens, compare index_topk and index_key_dtype with "
+            "last_good first. Within, a single length or depth that fails is a fault of a kernel, "
+            "not of the width: compare kernels, page size and compression."
         ),
     )
     assert measured >= bound

@@ -18,6 +18,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from rehearsal.recall_table import URL, Row, server
 
+# All of a group's gates, and without Prometheus, a host or last_good.
+SELECT = "readiness,window,recall,liveness,answers"
+
 
 def main() -> int:
     """Print a line for each run, and at the end what so many runs without an alarm say."""
@@ -25,14 +28,15 @@ def main() -> int:
     parser.add_argument("--python", type=Path, required=True, help="interpreter of a CPU build")
     parser.add_argument("--model", type=Path, required=True, help="folder made by model.py")
     parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0, help="of the first run; each has the next")
     parser.add_argument("--seconds", type=float, default=3600, help="begin no run after these")
-    parser.add_argument("--select", default="readiness,window,answers")
+    parser.add_argument("--select", default=SELECT)
     parser.add_argument("--reports", type=Path, default=Path("good-runs"))
     options = parser.parse_args()
     done = alarms = 0
-    with server(options.python, options.model, Row("fp8_e4m3", 1024, ())):
+    with server(options.python, options.model, Row("fp8_e4m3", 1024, ()), ["--enable-metrics"]):
         begun = time.monotonic()
-        for seed in range(options.runs):
+        for seed in range(options.seed, options.seed + options.runs):
             if time.monotonic() - begun > options.seconds:
                 break
             folder = options.reports.resolve() / str(seed)

@@ -76,7 +76,7 @@ def judged(
     ("faults", "group", "expected"),
     [
         ({"sees_tokens": 4096}, "window", {CASE_A: FAIL}),
-        ({"sees_tokens": 4096}, "recall", {GRID: FAIL}),
+        ({"sees_tokens": 3000}, "recall", {GRID: FAIL}),
         ({"loses_residue": (4, 3)}, "recall", {RESIDUES: FAIL}),
         ({"loses_depths": (0.4, 0.6)}, "recall", {PLACES: FAIL}),
         ({"loses_beside": 3, "first_seconds": 0.03}, "liveness", {BURSTS: FAIL}),
@@ -197,7 +197,10 @@ def test_throughput_15_percent_down_is_found_in_10_percent_noise(tmp_path: Path)
 def test_first_token_doubled_at_p99_alone_is_found(tmp_path: Path) -> None:
     """The median does not see it; the 99th percentile does."""
     slow = SERVICE | {"first_seconds": 0.3, "noise": 0.0, "slow_every": 24, "slow_seconds": 0.3}
-    own = {"throughput": LOAD | {"first_token_p50_ms_max": 520, "first_token_p99_ms_max": 520}}
+    own = {
+        "request_seconds": 60,  # a starved machine is no fault of the server
+        "throughput": LOAD | {"first_token_p50_ms_max": 520, "first_token_p99_ms_max": 520},
+    }
     with serving(**slow) as server:
         outcome = judged(tmp_path, server, ["throughput"], own=own)
     assert outcome.gate(P50).verdict is PASS, outcome.output
