@@ -24,10 +24,8 @@ UNIT_TESTS := $(PY) -m pytest tests --ignore=tests/e2e --ignore=tests/scenarios 
   --ignore=tests/gitops/test_cut_off.py -n 2 -q
 # Most of a rollout is waiting: several fleets at once, each case to whichever is free.
 TWO_BERTHS := -n 2 --maxschedchunk=1
-# Two fleets for faults, one that follows a branch.
-THREE_BERTHS := -n 3 --dist loadgroup
 
-.PHONY: help rehearsal test check kernels lint scenarios fmt clean
+.PHONY: help rehearsal test telling-faults telling-gitops check kernels lint scenarios fmt clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
@@ -40,13 +38,20 @@ rehearsal: ## a real rollout on test hosts; SCENARIO=bad-topk for one that is re
 check: lint ## linters, types and unit tests: some minutes
 	@$(UNIT_TESTS)
 
-test: lint ## everything a change must pass: linters, unit tests, rehearsals; half an hour
+test: lint ## everything a change must pass: linters, unit tests, rehearsals; three quarters of an hour
 	@requirements/programs.sh $(REHEARSAL_PROGRAMS) $(COMPILE_PROGRAMS)
 	@$(COMPILE_TESTS)
 	@$(UNIT_TESTS)
-	@$(PY) -m pytest tests/scenarios -m telling $(THREE_BERTHS) -v
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line telling-faults telling-gitops
 	@$(PY) -m pytest tests/gitops/test_cut_off.py -n 2 -q
 	@$(PY) -m pytest tests/e2e -v
+
+# Side by side: two fleets for faults, a third that follows a branch.
+telling-faults:
+	@$(PY) -m pytest tests/scenarios/test_faults.py -m telling $(TWO_BERTHS) -v
+
+telling-gitops:
+	@SEATRIAL_BERTH=2 $(PY) -m pytest tests/scenarios/test_gitops.py -m telling -v
 
 kernels: ## compile the CUDA kernels and hold their sm_120a code against the rules; a minute, no GPU
 	@requirements/programs.sh $(COMPILE_PROGRAMS)

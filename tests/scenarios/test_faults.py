@@ -15,16 +15,9 @@ from tests.faults.fleet import WORK, Fleet
 from tests.faults.night import Night
 
 TELLING = [name for name, case in CASES.items() if case.is_telling]
-PARALLEL = 2
-"""Fleets among which `make test` shares the telling cases; the groups are pytest-xdist's."""
-
-
-def marks_of(name: str) -> list[pytest.MarkDecorator]:
-    """Return whether `make test` runs the case too, and on which of its fleets."""
-    if name not in TELLING:
-        return []
-    group = pytest.mark.xdist_group(f"faults-{TELLING.index(name) % PARALLEL}")
-    return [pytest.mark.telling, group]
+MARKED = [
+    pytest.param(name, marks=pytest.mark.telling) if name in TELLING else name for name in CASES
+]
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +29,7 @@ def night(alone: None) -> Iterator[Night]:
         hosts.verb("down")
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=marks_of(name)) for name in CASES])
+@pytest.mark.parametrize("name", MARKED)
 def test_the_fleet_comes_back(night: Night, name: str) -> None:
     """Whatever strikes, the fleet ends whole, on one release, and nobody saw two."""
     night.perform(CASES[name])

@@ -21,8 +21,6 @@ from tests.faults import hosts
 from tests.faults.fleet import ROLES, WORK, Fleet
 from tests.faults.pilot import ADDRESS, ANN, BOB, HOME, TOLD, USER, Pilot
 
-# One fleet for all of them, whoever runs tests side by side.
-pytestmark = pytest.mark.xdist_group("pilot")
 PLANTED = {
     name: f"planted-{secrets.token_hex(12)}" for name in ("webhook", "chat", "forge", "graf")
 }
