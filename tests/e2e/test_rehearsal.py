@@ -539,7 +539,7 @@ def test_a_push_that_makes_the_model_forget_is_reverted_with_nobody_at_a_keyboar
     pilot.push()
     done = pilot.await_status(bad, "promoted", "reverted", "refused", "failed", seconds=600)
     assert done["status"] == "reverted"
-    assert done["gate"] == "case_a_needle"
+    assert "case_a_needle" in done["gate"]
     events = [event for event in pilot.events if event.rollout == pilot.events[-1].rollout]
     assert events[-1].data["outcome"] == "reverted"
     reason = events[-1].data["reason"]
