@@ -230,7 +230,7 @@ def test_closing_waits_for_the_requests_that_run(entry: Entry) -> None:
     with entry.running():
         entry.set("one", "open")
         statuses: list[int] = []
-        client = threading.Thread(target=lambda: statuses.append(entry.ask(2)))
+        client = threading.Thread(target=lambda: statuses.append(entry.ask(4)))
         client.start()
         time.sleep(0.5)
         answer = entry.set("one", "closed")
