@@ -393,10 +393,8 @@ def test_a_rollback_brings_the_named_release_back_proven() -> None:
         "readiness",
     }
     assert rehearsal.ask_the_entry() == 0
-    # Git is asked for the commit before, so the fleet is what it says.
-    subprocess.run(
-        ["git", "-C", rehearsal.REPOSITORY, "reset", "-q", "--hard", "HEAD^"], check=True
-    )
+    # Git takes the change back too, so the fleet is what it says.
+    rehearsal.git("-C", rehearsal.REPOSITORY, *rehearsal.IDENTITY, "revert", "--no-edit", "HEAD")
     play("playbooks/drift.yml")
     assert {one["kind"] for one in drift()["differences"]} <= {"build"}
 
@@ -524,7 +522,8 @@ def pilot() -> Pilot:
     made = Pilot(Rolled())
     made.make(rehearsal.WORK / "pilot.log")
     first = made.git("rev-parse", "HEAD").strip()
-    assert made.await_status(first, "promoted", "unchanged", "failed")["status"] != "failed"
+    made.await_status(first, "promoted", "unchanged")
+    made.await_idle()
     return made
 
 
