@@ -89,40 +89,30 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
-def read(path: Path, rollout: str = "") -> list[Event]:
+def read(path: Path, rollout: str = "", *, is_strict: bool = False) -> list[Event]:
     """Return the whole events of a ledger, oldest first; of one ``rollout`` if it is named.
 
-    A torn line (power loss) is left out.
-    """
-    return list(_events(path, rollout)) if path.exists() else []
-
-
-def check(path: Path) -> None:
-    """Refuse a ledger with whole events of another version: what came of a rollout is not known.
+    A torn line (power loss) is left out; so is an event of another version, if not ``is_strict``.
 
     Raises:
-        LedgerError: naming the line.
+        LedgerError: naming the line of such an event: what came of its rollout is not known.
     """
+    events = []
     lines = path.read_text(errors="replace").splitlines() if path.exists() else []
     for number, line in enumerate(lines, start=1):
         try:
-            Event.model_validate_json(line)
+            event = Event.model_validate_json(line)
         except ValidationError as error:
-            if all(problem["type"] != "json_invalid" for problem in error.errors()):
+            is_torn = any(problem["type"] == "json_invalid" for problem in error.errors())
+            if is_strict and not is_torn:
                 raise LedgerError(
                     f"{path}: line {number} is an event of another version: use the Seatrial that "
                     "wrote it (playbooks/gitops.yml of that commit)"
                 ) from None
-
-
-def _events(path: Path, rollout: str) -> Iterator[Event]:
-    for line in path.read_text(errors="replace").splitlines():
-        try:
-            event = Event.model_validate_json(line)
-        except ValidationError:
             continue
         if not rollout or event.rollout == rollout:
-            yield event
+            events.append(event)
+    return events
 
 
 def unfinished(events: list[Event]) -> list[str]:

@@ -42,31 +42,39 @@ backend cells
   server two 127.0.0.1:{router}
 """
 SECONDS_TO_START = 10
+MODELS = '{"data": [{"id": "rehearsal"}]}'
 
 
 class Host(BaseHTTPRequestHandler):
     """Stands in for a GPU host's node-exporter and router."""
 
     said = ""
-    is_ready = True
+    models = ""
+    status = 200
 
     def do_GET(self) -> None:
-        """Say what the host runs, or whether the router is ready."""
-        body = self.said.encode() if self.path == "/metrics" else b""
-        self.send_response(503 if self.path == "/readiness" and not self.is_ready else 200)
+        """Say what the host runs, or which model the router has."""
+        self.send_response(200)
         self.end_headers()
-        self.wfile.write(body)
+        self.wfile.write((self.said if self.path == "/metrics" else self.models).encode())
+
+    def do_POST(self) -> None:
+        """Answer the model's request, or not, as SGLang does when one half has lost the other."""
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        is_right = (self.path, asked["model"]) == ("/v1/chat/completions", "rehearsal")
+        self.send_response(self.status if is_right else 404)
+        self.end_headers()
 
     def log_message(self, *_: Any) -> None:
         """Say nothing."""
 
 
 @contextmanager
-def hosts(*said: str, is_ready: bool = True) -> Iterator[list[str]]:
+def hosts(*said: str, models: str = MODELS, status: int = 200) -> Iterator[list[str]]:
     """Serve what each host says of itself; yield their URLs."""
     servers = []
     for text in said:
-        handler = type("Saying", (Host,), {"said": text, "is_ready": is_ready})
+        handler = type("Saying", (Host,), {"said": text, "models": models, "status": status})
         servers.append(ThreadingHTTPServer(("127.0.0.1", 0), handler))
         threading.Thread(target=servers[-1].serve_forever, args=(0.02,), daemon=True).start()
     yield [f"http://127.0.0.1:{server.server_port}" for server in servers]
@@ -309,20 +317,22 @@ def test_a_cell_whose_rollout_died_opens_when_its_hosts_agree(entry: Entry) -> N
 
 
 @pytest.mark.parametrize(
-    ("said", "is_ready", "why"),
+    ("said", "router", "why"),
     [
-        ([runs("new"), runs("old")], True, "its hosts run different releases"),
-        ([runs("old"), runs("old", pending=1)], True, "nothing is decided on"),
-        ([runs("old"), "node_load1 0.5"], True, "nothing is decided on"),
-        ([runs(""), runs("")], True, "nothing is decided on"),
-        ([runs("old"), runs("old")], False, "503"),
+        ([runs("new"), runs("old")], {}, "its hosts run different releases"),
+        ([runs("old"), runs("old", pending=1)], {}, "nothing is decided on"),
+        ([runs("old"), "node_load1 0.5"], {}, "nothing is decided on"),
+        ([runs(""), runs("")], {}, "nothing is decided on"),
+        ([runs("old"), runs("old")], {"status": 500}, "/v1/chat/completions: HTTP Error 500"),
+        ([runs("old"), runs("old")], {"models": "{}"}, "/v1/models: names no model"),
+        ([runs("old"), runs("old")], {"models": "?"}, "/v1/models: names no model"),
     ],
 )
-def test_a_cell_that_does_not_agree_stays_closed(
-    entry: Entry, said: list[str], is_ready: bool, why: str
+def test_a_cell_that_does_not_agree_or_answer_stays_closed(
+    entry: Entry, said: list[str], router: dict[str, Any], why: str
 ) -> None:
     """One sentence says why; systemd tries again."""
-    with entry.running(), hosts(*said, is_ready=is_ready) as urls:
+    with entry.running(), hosts(*said, **router) as urls:
         entry.set("one", "closed")
         line = entry.set("one", "seen")["open_line"]
         done = entry.reopen(line, urls)

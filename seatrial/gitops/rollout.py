@@ -192,8 +192,7 @@ class Rollout:
         return story.stories(self._events()[attempt.ledger_before :])
 
     def _events(self) -> list[ledger.Event]:
-        ledger.check(self._book.ledger)
-        return ledger.read(self._book.ledger)
+        return ledger.read(self._book.ledger, is_strict=True)
 
     def _cut_off_at(self, attempt: Attempt) -> str:
         made = [one for one in self._made_since(attempt) if one.commit == attempt.commit]

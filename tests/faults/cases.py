@@ -205,6 +205,21 @@ def host_unreachable_before(stage: Stage) -> None:
     stage.mend()
 
 
+@case("host unreachable", "arm", LAST_GOOD)
+def host_unreachable_at_arm(stage: Stage) -> None:
+    """No host of the cell stops anything for a move that one of them cannot make."""
+    stage.merge()
+    deploy = stage.deploy()
+    deploy.await_phase("arm")
+    stage.struck()
+    stage.cut("gpu-b")
+    stage.fails(deploy)
+    assert "gpu-b: unreachable" in deploy.output
+    assert "activate" not in {event.phase for event in deploy.events}
+    stage.mend()
+    stage.come_back()
+
+
 def host_is_unreachable_during(phase: str, stage: Stage) -> None:
     """Ansible's rescue does not see it: the reverting play does; the host goes back by itself."""
     stage.merge()
@@ -275,7 +290,7 @@ def host_reboots_confirmed(stage: Stage) -> None:
 
 @case("link cut between prefill and decode", "gate", LAST_GOOD, real=True)
 def link_between_prefill_and_decode_is_cut(stage: Stage) -> None:
-    """No release serves over it, the old one neither: the cell stays closed, as the run says."""
+    """No release serves over it, the old one neither: the cell stays closed, as each run says."""
     stage.merge()
     deploy = stage.deploy()
     deploy.await_phase("gate")
@@ -284,8 +299,12 @@ def link_between_prefill_and_decode_is_cut(stage: Stage) -> None:
     stage.afterwards(lambda: hosts.verb("join", "gpu-a", "gpu-b"))
     stage.fails(deploy)
     assert hosts.open_cells() == {"two"}
+    stage.take_back()
+    again = stage.fails(stage.deploy())  # nothing has to move, but the cell does not answer
+    assert "cell one does not serve" in again.output
+    assert hosts.open_cells() == {"two"}
     stage.mend()
-    stage.come_back()
+    stage.repair()
 
 
 @case("clock jumps an hour ahead on a host", "gate", NEW)
