@@ -205,7 +205,7 @@ def host_unreachable_before(stage: Stage) -> None:
     stage.mend()
 
 
-@case("host unreachable", "arm", LAST_GOOD)
+@case("host unreachable", "arm", LAST_GOOD, telling=True)
 def host_unreachable_at_arm(stage: Stage) -> None:
     """No host of the cell stops anything for a move that one of them cannot make."""
     stage.merge()
@@ -274,7 +274,7 @@ def host_reboots_undecided(stage: Stage) -> None:
     stage.come_back()
 
 
-@case("host powered off, then on", "after confirm", NEW, real=True)
+@case("host powered off, then on", "after confirm", NEW, telling=True, real=True)
 def host_reboots_confirmed(stage: Stage) -> None:
     """It comes up with the release that it was told to keep."""
     stage.merge()
@@ -481,7 +481,7 @@ def disk_is_full_before(stage: Stage) -> None:
     assert not refused.events
 
 
-@case("disk full on a host", "stage", LAST_GOOD)
+@case("disk full on a host", "stage", LAST_GOOD, telling=True)
 def disk_fills_up_while_staging(stage: Stage) -> None:
     """What is half there is not a build; nothing that runs is touched."""
     stage.fleet.use_build(stage.release)
@@ -691,6 +691,7 @@ for _phase in ("drain", "gate"):
         "entry's control socket gone",
         _phase,
         LAST_GOOD,
+        telling=_phase == "drain",
         real=_phase == "drain",
         name=f"entry_socket_gone_at_{_phase}",
     )(partial(entry_socket_is_gone, _phase))
@@ -726,7 +727,7 @@ def prometheus_is_gone(stage: Stage) -> None:
     assert "INVALID" in deploy.reason
 
 
-@case("gate process killed (-9)", "gate", LAST_GOOD, real=True)
+@case("gate process killed (-9)", "gate", LAST_GOOD, telling=True, real=True)
 def gate_process_is_killed(stage: Stage) -> None:
     """No verdict is no PASS."""
     stage.merge()
