@@ -89,6 +89,8 @@ class Engine:
             os._exit(1)
         if trouble == "hang":
             time.sleep(NEVER)
+        if trouble == "refuse":
+            return 500, {"error": "told to refuse"}, self.who
         who = self.who
         if self.role == "decode":
             try:

@@ -300,8 +300,7 @@ def link_between_prefill_and_decode_is_cut(stage: Stage) -> None:
     stage.fails(deploy)
     assert hosts.open_cells() == {"two"}
     stage.take_back()
-    again = stage.fails(stage.deploy())  # nothing has to move, but the cell does not answer
-    assert "cell one does not serve" in again.output
+    stage.fails(stage.deploy())
     assert hosts.open_cells() == {"two"}
     stage.mend()
     stage.repair()
@@ -412,6 +411,19 @@ def engine_dies_after_the_rollout(stage: Stage) -> None:
     stage.succeeds(stage.deploy())
     stage.struck("one")
     hosts.on("gpu-b", "systemctl kill --kill-whom=main -s KILL sglang-decode")
+
+
+@case("a closed cell refuses requests, and is ready", "before", LAST_GOOD)
+def closed_cell_does_not_answer(stage: Stage) -> None:
+    """Nothing has to move, and no run opens the cell before it answers."""
+    stage.struck()
+    hosts.close_cell("one")
+    stage.switch("decode", "refuse", stage.base_name)
+    refused = stage.fails(stage.deploy())
+    assert "cell one does not serve" in refused.output
+    assert hosts.open_cells() == {"two"}
+    stage.mend()
+    stage.repair()
 
 
 @case("last_good itself in a crash loop", "after", NEW)

@@ -89,10 +89,18 @@ def look() -> dict[str, Host]:
 
 def open_cells() -> set[str]:
     """Return the cells whose entry is open, as HAProxy says."""
+    rows = [line.split() for line in _ask_entry("show servers state cells")[2:] if line.strip()]
+    return {row[3] for row in rows if not int(row[6]) & 1}
+
+
+def close_cell(cell: str) -> None:
+    """Close a cell's entry, as a person does at the entry's console."""
+    _ask_entry(f"set server cells/{cell} state maint")
+
+
+def _ask_entry(command: str) -> list[str]:
     program = (
         "import socket; s = socket.socket(socket.AF_UNIX); s.connect('/run/haproxy/admin.sock'); "
-        "s.sendall(b'show servers state cells\\n'); print(s.makefile().read())"
+        f"s.sendall({command.encode()!r} + b'\\n'); print(s.makefile().read())"
     )
-    lines = on("edge", f"python3 -c {shlex.quote(program)}").splitlines()
-    rows = [line.split() for line in lines[2:] if line.strip()]
-    return {row[3] for row in rows if not int(row[6]) & 1}
+    return on("edge", f"python3 -c {shlex.quote(program)}").splitlines()
