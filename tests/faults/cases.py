@@ -241,7 +241,6 @@ for _phase in ("activate", "gate", "confirm"):
         "host unreachable",
         _phase,
         LAST_GOOD,
-        telling=_phase == "activate",
         real=_phase == "activate",
         name=f"host_unreachable_at_{_phase}",
     )(partial(host_is_unreachable_during, _phase))
@@ -274,7 +273,7 @@ def host_reboots_undecided(stage: Stage) -> None:
     stage.come_back()
 
 
-@case("host powered off, then on", "after confirm", NEW, telling=True, real=True)
+@case("host powered off, then on", "after confirm", NEW, real=True)
 def host_reboots_confirmed(stage: Stage) -> None:
     """It comes up with the release that it was told to keep."""
     stage.merge()
