@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.playing import played
+
 ROLE = Path(__file__).parents[1] / "roles" / "gpu_host"
 PROBE = ROLE / "files" / "probe.py"
 
@@ -91,16 +93,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> str:
     }
     rules = ("system", "gpus", "build")
     tasks = [{"include_role": {"name": str(ROLE), "tasks_from": name}} for name in rules]
-    play = {"hosts": "all", "gather_facts": False, "vars": given, "tasks": tasks}
-    (folder / "rules.yml").write_text(yaml.safe_dump([play]))
-    ran = subprocess.run(
-        [Path(sys.executable).with_name("ansible-playbook"), "-i", "hosts.yml", "rules.yml"],
-        cwd=folder,
-        env=os.environ | {"ANSIBLE_NOCOLOR": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ran = played(folder, {"hosts": "all", "vars": given, "tasks": tasks}, "-i", "hosts.yml")
     return ran.stdout + ran.stderr
 
 

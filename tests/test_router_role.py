@@ -1,9 +1,5 @@
 """Role `router` waits until a router answers, and no longer than it may."""
 
-import json
-import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +7,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
+
+from tests.playing import facts_after
 
 ROLE = Path(__file__).parents[1] / "roles" / "router"
 
@@ -45,41 +43,22 @@ def router(**behaviour: Any) -> Iterator[str]:
 def played(url: str, seconds: int, folder: Path) -> dict[str, Any]:
     """Play the role; return the facts that it leaves, and how long it took."""
     given = {"router_url": url, "router_model": "m", "router_ready_seconds": seconds}
-    tasks = [
-        {"include_role": {"name": str(ROLE)}, "vars": given},
-        {
-            "copy": {
-                "content": "{{ {'is_ready': router_is_ready, 'problem': router_problem} }}",
-                "dest": str(folder / "facts.json"),
-            }
-        },
-    ]
-    play = {"hosts": "localhost", "gather_facts": False, "connection": "local", "tasks": tasks}
-    (folder / "play.json").write_text(json.dumps([play]))
+    tasks = [{"include_role": {"name": str(ROLE)}, "vars": given}]
     begin = time.monotonic()
-    ran = subprocess.run(
-        [Path(sys.executable).with_name("ansible-playbook"), "play.json"],
-        cwd=folder,
-        env=os.environ | {"ANSIBLE_NOCOLOR": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    facts: dict[str, Any] = json.loads((folder / "facts.json").read_text())
-    return {**facts, "seconds": time.monotonic() - begin}
+    facts = facts_after(folder, tasks, ("router_is_ready", "router_problem"), ("control",))
+    return {**facts["control"], "seconds": time.monotonic() - begin}
 
 
 def test_a_router_that_soon_answers_is_ready(tmp_path: Path) -> None:
     """It refuses until it has counted its servers in."""
     with router(refusals=[503]) as url:
-        assert played(url, 30, tmp_path)["is_ready"]
+        assert played(url, 30, tmp_path)["router_is_ready"]
 
 
 def test_a_router_whose_requests_hang_is_given_up_in_time(tmp_path: Path) -> None:
     """As one does whose servers have lost each other: every try may last as long as the wait."""
     with router(refusals=[], silence_seconds=60.0) as url:
         found = played(url, 5, tmp_path)
-    assert not found["is_ready"]
-    assert found["problem"].startswith(f"{url}: ")
+    assert not found["router_is_ready"]
+    assert found["router_problem"].startswith(f"{url}: ")
     assert found["seconds"] < 30

@@ -232,6 +232,16 @@ def test_without_its_timer_no_release_is_armed(host: Host) -> None:
     assert host("status")["pending"] is None
 
 
+def test_no_release_starts_that_nobody_would_take_back(host: Host) -> None:
+    """A controller that slept between arming and starting finds that the host decided alone."""
+    host("arm", NEW, "60")
+    host("revert", "--alone", "--reason", "nobody confirmed")
+    refused = host.call("activate", NEW)
+    assert refused.returncode == 1
+    assert f"no decision about {NEW} is pending" in refused.stderr
+    assert host("status")["current"] == OLD
+
+
 def test_a_torn_pending_decision_is_pending(host: Host) -> None:
     """At boot the host then starts last_good, as with any undecided release."""
     host("arm", NEW, "60")

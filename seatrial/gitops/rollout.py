@@ -114,6 +114,7 @@ class Rollout:
         if told.outcome == "promoted":
             self.serve(attempt, told.release)
             said = f"{short} is promoted: release {told.release} serves"
+            said += f", but {told.closed}" if told.closed else ""
             self._book.end(attempt, Status.PROMOTED, said)
         elif told.outcome == "reverted":
             self._book.end(attempt, Status.REVERTED, told.reason)

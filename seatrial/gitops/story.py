@@ -17,6 +17,7 @@ class Story(NamedTuple):
 
     ``is_left`` says that a failed one leaves the fleet between releases, and that it is ours to
     bring back: cells had moved, or were found apart, and no other rollout took the fleet.
+    ``closed`` says which cells do not serve at its end, and why; empty when all do.
     """
 
     rollout: str
@@ -27,6 +28,7 @@ class Story(NamedTuple):
     outcome: str
     is_left: bool
     reason: str
+    closed: str
     where: str
     gate: GateResult | None
 
@@ -55,6 +57,7 @@ def _story(begin: ledger.Event, events: Sequence[ledger.Event]) -> Story:
         and bool(end.get("moved", True) or begin.data.get("found"))
         and bool(begin.data.get("previous")),
         reason=str(end.get("reason", "")),
+        closed=str(end.get("closed", "")),
         where=f"phase {last.phase} of cell {last.cell}" if last else "before the first phase",
         gate=_gate(events),
     )

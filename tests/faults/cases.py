@@ -190,6 +190,21 @@ def controller_wakes_up_too_late(stage: Stage) -> None:
     stage.late_ends += 1
 
 
+@case("controller frozen after the drain, thawed", "drain", NEW)
+def controller_sleeps_after_the_drain(stage: Stage) -> None:
+    """Nothing is pending yet, so the entry opens the cell by itself: it is closed once more."""
+    stage.merge()
+    deploy = stage.deploy()
+    stage.await_closed("one")
+    deploy.send(signal.SIGSTOP)
+    stage.struck()
+    stage.afterwards(lambda: deploy.send(signal.SIGCONT))
+    stage.await_open(2 * stage.back_seconds)
+    assert "activate" not in {event.phase for event in deploy.events}
+    stage.mend()
+    stage.succeeds(deploy)
+
+
 # --- a host ---------------------------------------------------------------------------------
 
 
@@ -244,6 +259,23 @@ for _phase in ("activate", "gate", "confirm"):
         real=_phase == "activate",
         name=f"host_unreachable_at_{_phase}",
     )(partial(host_is_unreachable_during, _phase))
+
+
+@case("host unreachable", "a second cold launch", LAST_GOOD)
+def host_unreachable_at_a_cold_launch(stage: Stage) -> None:
+    """Its cell does not wait for it: nobody waits to be ready with a host that cannot start."""
+    spec = stage.fleet.read_spec()
+    spec["gates"]["cold_launches"] = 1
+    stage.fleet.write_spec(spec)
+    stage.merge()
+    deploy = stage.deploy()
+    deploy.await_phase("launch 1")
+    stage.struck()
+    stage.cut("gpu-b")
+    stage.fails(deploy)
+    assert "cold launch 1 of 1: gpu-b: unreachable" in deploy.reason
+    stage.mend()
+    stage.come_back()
 
 
 @case("host unreachable", "after confirm", NEW)
@@ -529,18 +561,30 @@ for _phase in ("drain", "gate"):
     )(partial(disk_fills_up, _phase))
 
 
-@case("disk full on the controller", "activate", LAST_GOOD)
-def controllers_disk_fills_up(stage: Stage) -> None:
-    """Its ledger cannot be written: the rollout fails, and the hosts go back all the same."""
+def controllers_disk_fills_up(phase: str, stage: Stage) -> None:
+    """Its ledger cannot be written: all hosts of the cell stop there, and go back all the same."""
     stage.merge()
     deploy = stage.deploy()
-    deploy.await_phase("activate")
+    deploy.await_phase(phase)
+    before = hosts.look()
     stage.struck()
     stage.fill_state()
     stage.fails(deploy)
+    assert not hosts.locked()
+    if phase == "arm":  # nobody goes on without the cell's first host
+        assert [host.units for host in hosts.look().values()] == [h.units for h in before.values()]
     stage.mend()
     stage.take_back()
     stage.repair()  # which also closes the rollout in the ledger
+
+
+for _phase in ("arm", "activate"):
+    case(
+        "disk full on the controller",
+        _phase,
+        LAST_GOOD,
+        name=f"controllers_disk_fills_up_at_{_phase}",
+    )(partial(controllers_disk_fills_up, _phase))
 
 
 @case("half-copied artifact", "stage", LAST_GOOD)
@@ -719,6 +763,25 @@ def entry_host_reboots(stage: Stage) -> None:
     hosts.verb("poweron", "edge")
     if deploy.wait():
         stage.repair()
+
+
+@case("entry host off", "before", LAST_GOOD)
+def entry_host_is_off(stage: Stage) -> None:
+    """It is named, nothing moves, and no host keeps the fleet lock."""
+    stage.merge()
+    stage.struck("edge")
+    hosts.verb("poweroff", "edge")
+    stage.afterwards(lambda: hosts.verb("poweron", "edge"))
+    refused = stage.fails(stage.deploy())
+    assert "edge could not be reached" in refused.output
+    assert not refused.events
+    assert not hosts.locked()
+    back = stage.fails(stage.run("playbooks/rollback.yml"))
+    assert "entry: unreachable" in back.output
+    assert not hosts.locked()
+    stage.mend()
+    stage.take_back()
+    stage.repair()
 
 
 @case("Prometheus gone", "gate", LAST_GOOD)

@@ -87,6 +87,12 @@ def look() -> dict[str, Host]:
     return found
 
 
+def locked() -> list[str]:
+    """Return the GPU hosts on which somebody holds the fleet lock."""
+    found = each("test ! -e /opt/seatrial/state/fleet_lock.json && echo free; true")
+    return [name for name, said in found.items() if said.strip() != "free"]
+
+
 def open_cells() -> set[str]:
     """Return the cells whose entry is open, as HAProxy says."""
     rows = [line.split() for line in _ask_entry("show servers state cells")[2:] if line.strip()]

@@ -26,7 +26,7 @@ that a rollout takes a minute; *real* is SGLang on CPUs. The faults stand in
 [`tests/faults/cases.py`](../tests/faults/cases.py), each a few lines.
 
 While a case runs, a probe asks the entry five times a second (SGLang: once). After **every** case
-that has been run, this was true; one that has not says so:
+that passed when it was run last, this was true; one that did not says so:
 
 - no answer had two releases behind it (the light engine names the release of router, prefill and
   decode in each answer; with the real one, hosts and entry are looked at instead);
@@ -82,7 +82,7 @@ def write() -> str:
 
 
 def page(rows: dict[str, Row], when: str) -> str:
-    """Return the text of the page; a case that has not been run yet stands there as such."""
+    """Return the text of the page; a case without a row stands there as such."""
     introduction = INTRODUCTION.format(when=when, cores=os.cpu_count())
     known = {f"light {case.name}": (case.fault, case.phase) for case in CASES.values()}
     known |= {name: (row.fault, row.phase) for name, row in rows.items() if row.name not in CASES}
@@ -92,7 +92,9 @@ def page(rows: dict[str, Row], when: str) -> str:
     for name, (fault, phase) in known.items():
         row = rows.get(name)
         if row is None:
-            lines.append(f"| {fault} | {phase} | not run yet | | | | {name.partition(' ')[0]} |")
+            lines.append(
+                f"| {fault} | {phase} | no run passed yet | | | | {name.partition(' ')[0]} |"
+            )
         else:
             lines.append(
                 f"| {fault} | {phase} | {row.end} | {row.seconds:.0f} | {row.requests} "

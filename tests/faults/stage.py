@@ -218,6 +218,13 @@ class Stage:
             assert time.monotonic() < deadline, f"open after {seconds:.0f} s: {hosts.open_cells()}"
             time.sleep(1)
 
+    def await_closed(self, cell: str) -> None:
+        """Wait until the entry has closed a cell."""
+        deadline = time.monotonic() + 300
+        while cell in hosts.open_cells():
+            assert time.monotonic() < deadline, f"cell {cell} was not closed"
+            time.sleep(0.2)
+
     def await_note(self, host: str, event: str) -> None:
         """Wait until the host has noted an event of this case in its own journal."""
         read = "tail -n 5 /opt/seatrial/state/journal.jsonl"

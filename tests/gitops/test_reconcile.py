@@ -41,6 +41,15 @@ def test_a_merge_is_rolled_out_once_and_noted(fleet: Fleet) -> None:
     assert fleet.rollouts == [commit]
 
 
+def test_a_promoted_commit_says_which_cell_does_not_serve(fleet: Fleet, home: Path) -> None:
+    """The rollout did what it could, and deploy.yml failed all the same."""
+    (home / "closed").write_text("cell two does not serve: no answer")
+    fleet.merge(1024)
+    _began, promoted = fleet.poll()
+    assert promoted.kind == "promoted"
+    assert promoted.sentence.endswith("serves, but cell two does not serve: no answer")
+
+
 def test_a_bad_merge_is_reverted_remembered_and_a_newer_one_goes_on(serving: Fleet) -> None:
     """The gate is named with its number; documents on top of it are no newer merge."""
     good, bad = serving.state.serves, serving.merge(512)

@@ -50,6 +50,14 @@ def test_the_gate_that_said_no_is_named() -> None:
     assert told.gate is None
 
 
+def test_a_cell_that_does_not_serve_is_told_of_a_promoted_rollout_too() -> None:
+    """The ledger of an older playbook says nothing of it."""
+    ends = [event("end", outcome="promoted", closed="cell two does not serve: no answer")]
+    ends += [event("end", outcome="promoted")]
+    told = [story.stories([begin(), end])[0].closed for end in ends]
+    assert told == ["cell two does not serve: no answer", ""]
+
+
 @pytest.mark.parametrize(
     ("opened", "closed", "is_left"),
     [

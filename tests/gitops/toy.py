@@ -76,8 +76,9 @@ def roll(commit: str, release: str, index_topk: int) -> str:
     phase(name, "promote")
     put(last_good=release)
     phase(name, "record")
-    say(name, "end", outcome="promoted", reason="")
-    return ""
+    closed = (HOME / "closed").read_text() if (HOME / "closed").exists() else ""
+    say(name, "end", outcome="promoted", reason="", closed=closed)
+    return closed
 
 
 def look(commit: str, release: str, path: Path) -> str:

@@ -52,7 +52,7 @@ def revert(reason: str, alone: bool, if_failed: bool) -> dict:
         with contextlib.suppress(OSError):
             write_pending(running)
     try:
-        result = activate(good) if good else deactivate()
+        result = switch_to(good) if good else deactivate()
     except (HostError, OSError) as error:
         note("revert failed", release=running, to=good, reason=str(error))
         start_timer(RETRY_SECONDS)
@@ -88,6 +88,16 @@ def guard() -> dict:
 
 
 def activate(digest: str) -> dict:
+    """Switch to a release while the decision about it is pending: else nobody takes it back."""
+    if pending().get("release") != digest:
+        raise HostError(
+            f"no decision about {digest} is pending: this host was not armed, or has gone back by "
+            "itself since, see state/journal.jsonl"
+        )
+    return switch_to(digest)
+
+
+def switch_to(digest: str) -> dict:
     """Stop what runs, point `current` at the release, start it. Nothing to do is no change."""
     release = ROOT / "releases" / digest
     if not (release / "release.json").is_file():
