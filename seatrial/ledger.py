@@ -30,7 +30,7 @@ class Event(BaseModel):
     ``gates`` carries a cell's verdicts (data: the gate report); ``host`` what a host noted in its
     own journal since the last such line (data: host, lines, count); ``end`` closes the rollout
     (data: outcome, reason, moved: whether any cell was, superseded: whether another rollout took
-    the fleet).
+    the fleet, closed: which cells do not serve at its end, and why).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -363,12 +363,12 @@ def _share(share: str, cells: int) -> int:
 def lease_seconds(spec: ServingSpec) -> int:
     """Return the seconds after which a rollout that holds the fleet lock is over for sure.
 
-    Each batch ends, or its hosts go back by themselves, within the dead man's time after its
-    requests have ended; reverting the fleet at the end takes no longer than one more.
+    Each launch of a batch is judged, or its hosts go back by themselves, within the dead man's
+    time after its requests have ended; reverting the fleet takes no longer than one more.
     """
     # Before the dead man's timer starts, requests end at the entry and then on the hosts.
-    batch = spec.rollout.dead_man_seconds + 2 * spec.timeouts.drain_seconds
-    return (len(batches(spec)) + 1) * batch
+    launch = spec.rollout.dead_man_seconds + 2 * spec.timeouts.drain_seconds
+    return (len(batches(spec)) * (1 + spec.gates.cold_launches) + 1) * launch
 
 
 def check_hosts(spec: ServingSpec, gpu_hosts: list[str]) -> None:

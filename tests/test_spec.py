@@ -231,6 +231,15 @@ def test_a_batch_of_another_kind_is_refused(plain: dict[str, Any], size: object)
         spec.check(plain)
 
 
+def test_a_fleet_lock_lasts_as_long_as_its_rollout_may(plain: dict[str, Any]) -> None:
+    """Every launch of every batch in its dead man's time, and one more for the way back."""
+    plain["gates"]["cold_launches"] = 0
+    once = spec.lease_seconds(spec.check(plain))
+    batches = len(spec.batches(spec.check(plain)))
+    plain["gates"]["cold_launches"] = 2
+    assert spec.lease_seconds(spec.check(plain)) * (batches + 1) == once * (3 * batches + 1)
+
+
 def test_only_what_lands_on_hosts_changes_the_digest(plain: dict[str, Any]) -> None:
     """Other batches or gates make no new release; another index_topk does."""
     before = spec.check(plain).sha256()

@@ -561,30 +561,38 @@ for _phase in ("drain", "gate"):
     )(partial(disk_fills_up, _phase))
 
 
-def controllers_disk_fills_up(phase: str, stage: Stage) -> None:
-    """Its ledger cannot be written: all hosts of the cell stop there, and go back all the same."""
+@case("disk full on the controller", "activate", LAST_GOOD)
+def controllers_disk_fills_up(stage: Stage) -> None:
+    """Its ledger cannot be written: the rollout fails, and the hosts go back all the same."""
     stage.merge()
     deploy = stage.deploy()
-    deploy.await_phase(phase)
-    before = hosts.look()
+    deploy.await_phase("activate")
     stage.struck()
     stage.fill_state()
     stage.fails(deploy)
-    assert not hosts.locked()
-    if phase == "arm":  # nobody goes on without the cell's first host
-        assert [host.units for host in hosts.look().values()] == [h.units for h in before.values()]
+    assert not hosts.locked(), hosts.locked()
     stage.mend()
     stage.take_back()
     stage.repair()  # which also closes the rollout in the ledger
 
 
-for _phase in ("arm", "activate"):
-    case(
-        "disk full on the controller",
-        _phase,
-        LAST_GOOD,
-        name=f"controllers_disk_fills_up_at_{_phase}",
-    )(partial(controllers_disk_fills_up, _phase))
+@case("disk of the controller turns read-only", "arm", LAST_GOOD)
+def controllers_disk_turns_read_only(stage: Stage) -> None:
+    """No line of the ledger can be written, so no host of the cell stops anything."""
+    stage.merge()
+    before = hosts.look()
+    deploy = stage.deploy()
+    deploy.await_phase("arm")
+    stage.struck()
+    stage.freeze_state()
+    stage.fails(deploy)
+    assert not hosts.locked(), hosts.locked()
+    assert "This is not in the ledger" in deploy.output
+    started = [name for name, host in hosts.look().items() if host.units != before[name].units]
+    assert not started, f"started again: {started}"
+    stage.mend()
+    stage.take_back()
+    stage.repair()  # which also closes the rollout in the ledger
 
 
 @case("half-copied artifact", "stage", LAST_GOOD)

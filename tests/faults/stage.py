@@ -294,6 +294,13 @@ class Stage:
 
         self.afterwards(empty)
 
+    def freeze_state(self) -> None:
+        """Let nothing be written where the control machine keeps ledger and reports."""
+        state = self.fleet.state
+        subprocess.run(["mount", "--bind", state, state], check=True)
+        self.afterwards(lambda: subprocess.run(["umount", "--lazy", state], check=True))
+        subprocess.run(["mount", "-o", "remount,bind,ro", state], check=True)
+
     def tear_ledger(self) -> None:
         """Leave half a line at the ledger's end, as a power loss does."""
         with self.fleet.ledger.open("a") as file:
