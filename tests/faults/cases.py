@@ -785,7 +785,7 @@ def entry_host_is_off(stage: Stage) -> None:
     assert not refused.events
     assert not hosts.locked()
     back = stage.fails(stage.run("playbooks/rollback.yml"))
-    assert "entry: unreachable" in back.output
+    assert "cell one does not serve: entry" in back.output
     assert not hosts.locked()
     stage.mend()
     stage.take_back()
