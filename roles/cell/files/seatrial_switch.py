@@ -89,6 +89,7 @@ def guard() -> dict:
 
 def activate(digest: str) -> dict:
     """Switch to a release while the decision about it is pending: else nobody takes it back."""
+    must_be_whole(digest)
     if pending().get("release") != digest:
         raise HostError(
             f"no decision about {digest} is pending: this host was not armed, or has gone back by "
@@ -97,19 +98,24 @@ def activate(digest: str) -> dict:
     return switch_to(digest)
 
 
-def switch_to(digest: str) -> dict:
-    """Stop what runs, point `current` at the release, start it. Nothing to do is no change."""
+def must_be_whole(digest: str) -> None:
+    """Refuse a release that could not start, before anything stops."""
     release = ROOT / "releases" / digest
     if not (release / "release.json").is_file():
         raise HostError(f"{release}: no such release on this host; stage it with deploy.yml")
     if not (release / "build" / "build.json").exists():
         raise HostError(f"{release / 'build'}: the release's build is gone; run deploy.yml")
+
+
+def switch_to(digest: str) -> dict:
+    """Stop what runs, point `current` at the release, start it. Nothing to do is no change."""
+    must_be_whole(digest)
     previous = name_of(CURRENT)
     if previous == digest and is_running(units_of(CURRENT)) and not drift():
         return {"changed": False, "release": digest, "previous": previous}
     stop_all()
     put_away_drop_ins()
-    point(CURRENT, release)
+    point(CURRENT, ROOT / "releases" / digest)
     link_units(units_of(CURRENT))
     systemctl("daemon-reload")
     systemctl("reset-failed", *units_of(CURRENT), check=False)
