@@ -536,7 +536,7 @@ def test_a_push_that_makes_the_model_forget_is_reverted_with_nobody_at_a_keyboar
     pilot.edit_spec(lambda spec: spec.update(index_topk=512))
     bad = pilot.commit("Lower index_topk to save index memory")
     pilot.push()
-    done = pilot.await_status(bad, "promoted", "reverted", "refused", "failed", seconds=600)
+    done = pilot.await_status(bad, "promoted", "reverted", "refused", "failed", seconds=900)
     assert done["status"] == "reverted"
     assert "case_a_needle" in done["gate"]
     events = [event for event in pilot.events if event.rollout == pilot.events[-1].rollout]
@@ -571,7 +571,7 @@ def test_the_push_that_takes_it_back_is_promoted_and_moves_nothing(pilot: Pilot)
     pilot.git("-c", f"user.name={ANN}", "-c", f"user.email={ANN}", "revert", "-n", bad)
     mended = pilot.commit("Take index_topk 1024 again")
     pilot.push()
-    done = pilot.await_status(mended, "promoted", "reverted", "refused", "failed")
+    done = pilot.await_status(mended, "promoted", "reverted", "refused", "failed", seconds=900)
     assert done["status"] == "promoted", done["sentence"]
     assert fleet() == before
     assert pilot.note(mended).startswith("seatrial: promoted\n")
