@@ -8,6 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+PLUGINS = {
+    f"ANSIBLE_{kind.upper()}_PLUGINS": str(Path(__file__).parents[1] / "plugins" / kind)
+    for kind in ("action", "filter")
+}
+
 
 def played(folder: Path, play: dict[str, Any], *words: str) -> subprocess.CompletedProcess[str]:
     """Play it in the folder; ``words`` go to ansible-playbook."""
@@ -15,7 +20,7 @@ def played(folder: Path, play: dict[str, Any], *words: str) -> subprocess.Comple
     return subprocess.run(
         [Path(sys.executable).with_name("ansible-playbook"), *words, "play.json"],
         cwd=folder,
-        env=os.environ | {"ANSIBLE_NOCOLOR": "1"},
+        env=os.environ | {"ANSIBLE_NOCOLOR": "1"} | PLUGINS,
         capture_output=True,
         text=True,
         check=False,

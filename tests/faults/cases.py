@@ -220,6 +220,21 @@ def host_unreachable_before(stage: Stage) -> None:
     stage.mend()
 
 
+@case("host unreachable", "fleet lock", LAST_GOOD)
+def host_unreachable_at_the_lock(stage: Stage) -> None:
+    """Staged already, it is lost while the hosts give their lock: the others get theirs back."""
+    stage.merge()
+    deploy = stage.deploy()
+    deploy.await_output("Take the fleet lock")
+    stage.struck("one")
+    stage.cut("gpu-b")
+    stage.fails(deploy)
+    assert "the fleet lock: gpu-b: unreachable" in deploy.output
+    assert not hosts.locked(("gpu-a", "gpu-c"))
+    assert not deploy.events
+    stage.mend()
+
+
 @case("host unreachable", "arm", LAST_GOOD, telling=True)
 def host_unreachable_at_arm(stage: Stage) -> None:
     """No host of the cell stops anything for a move that one of them cannot make."""

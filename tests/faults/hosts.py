@@ -87,9 +87,9 @@ def look() -> dict[str, Host]:
     return found
 
 
-def locked() -> list[str]:
+def locked(names: Iterable[str] = GPU_HOSTS) -> list[str]:
     """Return the GPU hosts on which somebody holds the fleet lock."""
-    found = each("test ! -e /opt/seatrial/state/fleet_lock.json && echo free; true")
+    found = each("test ! -e /opt/seatrial/state/fleet_lock.json && echo free; true", names)
     return [name for name, said in found.items() if said.strip() != "free"]
 
 

@@ -202,7 +202,8 @@ class Stage:
             if condition(found):
                 return
             assert time.monotonic() < deadline, f"{what}: not after {seconds:.0f} s: {found}"
-            time.sleep(1)
+            # A look costs the machine half a second's work, which the rollout needs too.
+            time.sleep(2)
 
     def is_back(self, found: dict[str, hosts.Host]) -> bool:
         """Say whether every host runs last_good, with nothing left to decide."""
