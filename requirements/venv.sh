@@ -9,6 +9,12 @@ lock=requirements/$1.lock
 want="$(sha256sum < "$lock") $PWD"
 [ "$(cat ".venv/.$1.stamp" 2>/dev/null)" != "$want" ] || exit 0
 
+# Another clone's environment, or one whose interpreter is gone, is not repaired but replaced; before
+# anything else, for make has its programs on PATH.
+if [ -d .venv ] && { [ "$(cat .venv/.place 2>/dev/null)" != "$PWD" ] || ! .venv/bin/python -c ''; }; then
+  rm -rf .venv
+fi
+
 find_python() {
   local name
   for name in python3.11 python3.12 python3.13 python3.14 python3; do
@@ -33,10 +39,6 @@ if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
     { apt-get update -qq && apt-get install -qq -y "$package" >/dev/null; }
 fi
 
-# Another clone's environment, or one whose interpreter is gone, is not repaired but replaced.
-if [ -d .venv ] && { [ "$(cat .venv/.place 2>/dev/null)" != "$PWD" ] || ! .venv/bin/python -c ''; }; then
-  rm -rf .venv
-fi
 [ -d .venv ] || "$python" -m venv .venv
 echo "$PWD" > .venv/.place
 
