@@ -25,7 +25,7 @@ UNIT_TESTS := $(PY) -m pytest tests --ignore=tests/e2e --ignore=tests/scenarios 
 # Most of a rollout is waiting: several fleets at once, each case to whichever is free.
 TWO_BERTHS := -n 2 --maxschedchunk=1
 
-.PHONY: help rehearsal test telling-faults telling-gitops check kernels lint scenarios fmt clean
+.PHONY: help rehearsal test telling-faults telling-gitops real-faults all-gitops check kernels lint scenarios fmt clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
@@ -58,14 +58,20 @@ kernels: ## compile the CUDA kernels and hold their sm_120a code against the rul
 	@requirements/venv.sh dev
 	@$(PY) kernels/compile_gate/gate.py
 
+# A line that names $(MAKE) would run all of this for `make -n` too.
 scenarios: ## every fault at every phase, every bad merge; writes docs/faults.md
 	@requirements/programs.sh $(REHEARSAL_PROGRAMS)
 	@requirements/venv.sh dev
 	@status=0; \
 	$(PY) -m pytest tests/scenarios/test_faults.py $(TWO_BERTHS) -v || status=$$?; \
-	$(PY) -m pytest tests/scenarios/test_real_engine.py -v || status=$$?; \
-	$(PY) -m pytest tests/scenarios/test_gitops.py -v || status=$$?; \
+	make --no-print-directory --jobs=2 --keep-going --output-sync=line real-faults all-gitops || status=$$?; \
 	$(PY) -m tests.faults.report; exit $$status
+
+real-faults:
+	@$(PY) -m pytest tests/scenarios/test_real_engine.py -v
+
+all-gitops:
+	@SEATRIAL_BERTH=2 $(PY) -m pytest tests/scenarios/test_gitops.py -v
 
 lint:
 	@requirements/programs.sh $(CHECK_PROGRAMS)

@@ -250,6 +250,21 @@ def host_unreachable_at_arm(stage: Stage) -> None:
     stage.come_back()
 
 
+@case("host unreachable", "ready", LAST_GOOD)
+def first_host_is_unreachable_once_ready(stage: Stage) -> None:
+    """The host that the rollout itself is told by: it is named, and the ledger has the end."""
+    stage.merge()
+    deploy = stage.deploy()
+    deploy.await_output("Every host of the cell runs the new release")
+    stage.struck()
+    stage.cut("gpu-a")
+    stage.fails(deploy)
+    assert "gpu-a: unreachable" in deploy.reason
+    assert "gate" not in {event.phase for event in deploy.events}
+    stage.mend()
+    stage.come_back()
+
+
 def host_is_unreachable_during(phase: str, stage: Stage) -> None:
     """Ansible's rescue does not see it: the reverting play does; the host goes back by itself."""
     stage.merge()
