@@ -23,7 +23,7 @@ COMPILE_TESTS := $(PY) -m pytest kernels/tests/native -q
 UNIT_TESTS := $(PY) -m pytest tests --ignore=tests/e2e --ignore=tests/scenarios \
   --ignore=tests/gitops/test_cut_off.py -n 2 -q
 # Most of a rollout is waiting: several fleets at once, each case to whichever is free.
-TWO_BERTHS := -n 2 --maxschedchunk=1
+TO_A_FREE_FLEET := --maxschedchunk=1
 
 .PHONY: help rehearsal test telling-faults telling-gitops real-faults all-gitops check kernels lint scenarios fmt clean
 
@@ -48,7 +48,7 @@ test: lint ## everything a change must pass: linters, unit tests, rehearsals; th
 
 # Side by side: two fleets for faults, a third that follows a branch.
 telling-faults:
-	@$(PY) -m pytest tests/scenarios/test_faults.py -m telling $(TWO_BERTHS) -v
+	@$(PY) -m pytest tests/scenarios/test_faults.py -m telling -n 2 $(TO_A_FREE_FLEET) -v
 
 telling-gitops:
 	@SEATRIAL_BERTH=2 $(PY) -m pytest tests/scenarios/test_gitops.py -m telling -v
@@ -63,7 +63,7 @@ scenarios: ## every fault at every phase, every bad merge; writes docs/faults.md
 	@requirements/programs.sh $(REHEARSAL_PROGRAMS)
 	@requirements/venv.sh dev
 	@status=0; \
-	$(PY) -m pytest tests/scenarios/test_faults.py $(TWO_BERTHS) -v || status=$$?; \
+	$(PY) -m pytest tests/scenarios/test_faults.py -n 3 $(TO_A_FREE_FLEET) -v || status=$$?; \
 	make --no-print-directory --jobs=2 --keep-going --output-sync=line real-faults all-gitops || status=$$?; \
 	$(PY) -m tests.faults.report; exit $$status
 
