@@ -6,6 +6,7 @@ import importlib.util
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
@@ -193,3 +194,22 @@ def test_half_an_artifact_leaves_nothing(artifact: Path) -> None:
     assert done.returncode == 1
     assert "could not be unpacked" in done.stdout
     assert left(artifact) == []
+
+
+def test_two_runs_at_once_unpack_a_build_once(artifact: Path) -> None:
+    """Neither fails for the other, and none takes half of what the other unpacks for whole."""
+    sha256 = checksum(artifact)
+    with ThreadPoolExecutor(2) as pool:
+        done = list(pool.map(lambda _: receive(artifact, sha256), range(2)))
+    assert [one.returncode for one in done] == [0, 0], done
+    assert left(artifact) == ["0123456789abcdef"]
+
+
+def test_an_artifact_that_is_gone_is_one_sentence(artifact: Path) -> None:
+    """Another run has failed on it, and has taken it away."""
+    sha256 = checksum(artifact)
+    artifact.unlink()
+    done = receive(artifact, sha256)
+    assert done.returncode == 1
+    assert done.stdout.startswith("Another run took the artifact away")
+    assert not done.stderr

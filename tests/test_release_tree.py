@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -107,3 +108,12 @@ def test_a_check_is_given_the_folder_before_it_is_in_place(tmp_path: Path) -> No
     argv = [sys.executable, "-c", program, "{}/release.json"]
     assert lay(path, checks=[{"argv": argv}])["changed"]
     assert path.is_dir()
+
+
+def test_two_runs_at_once_lay_a_release_down_once(tmp_path: Path) -> None:
+    """Neither fails for the other; two people may deploy one commit at the same moment."""
+    slow = [{"argv": ["sleep", "0.5"]}]
+    with ThreadPoolExecutor(2) as pool:
+        said = list(pool.map(lambda _: lay(tmp_path / "releases/1", checks=slow), range(2)))
+    assert sorted(one["changed"] for one in said) == [False, True], said
+    assert [path.name for path in (tmp_path / "releases").iterdir()] == ["1"]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -151,6 +152,11 @@ def main() -> None:
     )
     given = module.params
     target = Path(given["path"])
+    if not module.check_mode:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # Two runs may stage the same release at once: the second one finds what the first laid
+        # down. Held until this program ends.
+        fcntl.flock(os.open(target.parent, os.O_RDONLY), fcntl.LOCK_EX)
     files = {name: str(content) for name, content in given["files"].items()}
     before = {
         name: (target / name).read_text(errors="replace") if (target / name).is_file() else ""
@@ -187,7 +193,6 @@ def main() -> None:
             relink(target / name, given["links"][name])
         module.exit_json(changed=True, edited=changed, diff=diff)
 
-    target.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         write(fresh, files, given["links"])

@@ -5,7 +5,9 @@ line on standard output: over a terminal connection, standard error is not kept 
 """
 
 import argparse
+import fcntl
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -24,10 +26,14 @@ def main() -> None:
     parser.add_argument("--to", type=Path, required=True, help="the build's folder, <digest>")
     given = parser.parse_args()
     incoming = given.to.with_name(f".incoming-{given.to.name}")
+    # Two runs may ship the same build at once: the second one finds what the first has unpacked.
+    # Held until this program ends.
+    fcntl.flock(os.open(given.to.parent, os.O_RDONLY), fcntl.LOCK_EX)
     try:
-        verify(given.artifact, given.sha256)
-        unpack(given.artifact, incoming)
-        (incoming / given.to.name).rename(given.to)
+        if not (given.to / "build.json").exists():
+            verify(given.artifact, given.sha256)
+            unpack(given.artifact, incoming)
+            (incoming / given.to.name).rename(given.to)
     except ArtifactError as error:
         print(error)
         sys.exit(1)
@@ -42,8 +48,13 @@ def verify(artifact: Path, wanted: str) -> None:
     Raises:
         ArtifactError: these are not the bytes that were built.
     """
-    with artifact.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+    try:
+        with artifact.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        raise ArtifactError(
+            "Another run took the artifact away, since it could not unpack it. Run this again."
+        ) from None
     if found != wanted:
         raise ArtifactError(
             f"The artifact's SHA-256 is {found}, should be {wanted}: damaged or replaced since it "
