@@ -24,6 +24,8 @@ UNIT_TESTS := $(PY) -m pytest tests --ignore=tests/e2e --ignore=tests/scenarios 
   --ignore=tests/gitops/test_cut_off.py -n 2 -q
 # Most of a rollout is waiting: several fleets at once, each case to whichever is free.
 TO_A_FREE_FLEET := --maxschedchunk=1
+# Whole lines, for two that print side by side.
+ONE_FLEET := -n 1
 
 .PHONY: help rehearsal test telling-faults telling-gitops real-faults all-gitops check kernels lint scenarios fmt clean
 
@@ -42,7 +44,7 @@ test: lint ## everything a change must pass: linters, unit tests, rehearsals; th
 	@requirements/programs.sh $(REHEARSAL_PROGRAMS) $(COMPILE_PROGRAMS)
 	@$(COMPILE_TESTS)
 	@$(UNIT_TESTS)
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line telling-faults telling-gitops
+	@$(MAKE) --no-print-directory --jobs=2 telling-faults telling-gitops
 	@$(PY) -m pytest tests/gitops/test_cut_off.py -n 2 -q
 	@$(PY) -m pytest tests/e2e -v
 
@@ -51,7 +53,7 @@ telling-faults:
 	@$(PY) -m pytest tests/scenarios/test_faults.py -m telling -n 2 $(TO_A_FREE_FLEET) -v
 
 telling-gitops:
-	@SEATRIAL_BERTH=2 $(PY) -m pytest tests/scenarios/test_gitops.py -m telling -v
+	@SEATRIAL_BERTH=2 $(PY) -m pytest tests/scenarios/test_gitops.py -m telling $(ONE_FLEET) -v
 
 kernels: ## compile the CUDA kernels and hold their sm_120a code against the rules; a minute, no GPU
 	@requirements/programs.sh $(COMPILE_PROGRAMS)
@@ -64,14 +66,14 @@ scenarios: ## every fault at every phase, every bad merge; writes docs/faults.md
 	@requirements/venv.sh dev
 	@status=0; \
 	$(PY) -m pytest tests/scenarios/test_faults.py -n 3 $(TO_A_FREE_FLEET) -v || status=$$?; \
-	make --no-print-directory --jobs=2 --keep-going --output-sync=line real-faults all-gitops || status=$$?; \
+	make --no-print-directory --jobs=2 --keep-going real-faults all-gitops || status=$$?; \
 	$(PY) -m tests.faults.report; exit $$status
 
 real-faults:
-	@$(PY) -m pytest tests/scenarios/test_real_engine.py -v
+	@$(PY) -m pytest tests/scenarios/test_real_engine.py $(ONE_FLEET) -v
 
 all-gitops:
-	@SEATRIAL_BERTH=2 $(PY) -m pytest tests/scenarios/test_gitops.py -v
+	@SEATRIAL_BERTH=2 $(PY) -m pytest tests/scenarios/test_gitops.py $(ONE_FLEET) -v
 
 lint:
 	@requirements/programs.sh $(CHECK_PROGRAMS)
