@@ -29,7 +29,7 @@ class ActionModule(ActionBase):
         result: dict[str, Any] = super().run(tmp, task_vars)
         _, given = self.validate_argument_spec({"argv": {"type": "list", "required": True}})
         if self._task.check_mode:
-            return {**result, **_refused(1, "a check run does not ask the host"), "skipped": True}
+            return {**result, **_result(1, "a check run does not ask the host"), "skipped": True}
         try:
             # With something to read; else ssh would make a terminal, where stderr is in stdout.
             ran = self._low_level_execute_command(
@@ -37,7 +37,7 @@ class ActionModule(ActionBase):
             )
         except AnsibleError as error:
             said = f"unreachable ({_last_words(str(error))})"
-            return {**result, **_refused(255, said), "is_reached": False}
+            return {**result, **_result(255, said), "is_reached": False}
         return {**result, **_told(ran["rc"], ran["stdout"], ran["stderr"])}
 
 
@@ -51,16 +51,16 @@ def _told(rc: int, stdout: str, stderr: str) -> dict[str, Any]:
     """Return what the program said, or why it said nothing; a login may have printed before it."""
     if rc:
         said = stderr[max(0, stderr.find("seatrial-host ")) :].strip()
-        return _refused(rc, said or "the host cannot run a program")
+        return _result(rc, said or "the host cannot run a program")
     try:
         answer = json.loads(stdout.strip().rpartition("\n")[2])
         changed = answer.get("changed", False)
     except (ValueError, AttributeError):
-        return _refused(1, f"no answer in JSON: {stdout[:200]!r}")
-    return {**_refused(0, ""), "answer": answer, "changed": changed}
+        return _result(1, f"no answer in JSON: {stdout[:200]!r}")
+    return {**_result(0, ""), "answer": answer, "changed": changed}
 
 
-def _refused(rc: int, stderr: str) -> dict[str, Any]:
+def _result(rc: int, stderr: str) -> dict[str, Any]:
     # Without `failed`, Ansible would conclude it from `rc`.
     told = {"rc": rc, "stderr": stderr, "is_reached": True, "answer": {}}
     return {**told, "changed": False, "failed": False}
